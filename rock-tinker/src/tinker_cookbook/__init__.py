@@ -1,0 +1,1 @@
+"""Recipes and library on top of the Tinker SDK."""

@@ -1,0 +1,1 @@
+"""Sandboxes for agent reinforcement learning."""

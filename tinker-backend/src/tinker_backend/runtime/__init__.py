@@ -1,0 +1,1 @@
+"""The runtime: a process of its own that trains and samples."""
