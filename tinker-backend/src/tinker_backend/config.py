@@ -1,0 +1,330 @@
+"""The two configuration files: ``runtime.yaml`` (the server) and ``engine.yaml`` (the models and their hardware).
+
+Both are read strictly: an unknown key is refused with the nearest known name, and every error names the file, the
+key, the value and what would be right. Relative paths are relative to the file that holds them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from .errors import ConfigError
+
+
+class Section(BaseModel):
+    """A mapping of a configuration file; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+# --- runtime.yaml ----------------------------------------------------------------------------------------------------
+
+
+class BackendSection(Section):
+    """Where the server listens and who may come in."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(19210, ge=0, le=65535)
+    api_keys_file: Path | None = None
+    """File of hashed API keys (``tinker-backend keys``). None: every caller is the one local user."""
+    public_url: str | None = None
+    """Base of the download links, when clients reach the server under another address than they asked."""
+
+
+class RuntimeSection(Section):
+    """The engine process."""
+
+    python: str | None = None
+    engine: Path = Path("engine.yaml")
+    start_timeout_seconds: float = Field(600, gt=0)
+    rollout_only: bool = False
+    """Serve base models and saved weights for sampling only; every training request is refused."""
+    operation_timeout_seconds: float = Field(3600, gt=0)
+    """Longest time that one call to the runtime may take before the runtime counts as hung and is restarted."""
+    command: list[str] | None = None
+    """A whole command instead of ``<python> -m tinker_backend.runtime``; ``--engine`` and so on are appended."""
+
+
+class CheckpointSection(Section):
+    """Where weights are kept."""
+
+    folder: Path = Path("checkpoints")
+
+
+class LedgerSection(Section):
+    """Where the durable record of sessions, runs and operations is kept."""
+
+    url: str | None = None
+    """An SQLAlchemy URL; None: the SQLite file ``ledger.db`` beside the checkpoint folder; ``memory``: nothing survives."""
+
+
+class LogSection(Section):
+    """Where and how much is logged."""
+
+    folder: Path = Path("logs")
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class LimitSection(Section):
+    """Bounds that keep one client from harming the others."""
+
+    body_bytes: int = Field(256 * 1024 * 1024, gt=0)
+    header_bytes: int = Field(32 * 1024, gt=0)
+    datums_per_request: int = Field(4096, gt=0)
+    samples_per_request: int = Field(1024, gt=0)
+    pending_samples: int = Field(16384, gt=0)
+    """Accepted and unfinished samples; more are answered with 429."""
+    pending_bytes: int = Field(2 * 1024**3, gt=0)
+    """Bytes of accepted and unfinished training requests; more are answered with 429."""
+    result_cache_bytes: int = Field(256 * 1024 * 1024, gt=0)
+    long_poll_seconds: float = Field(25, gt=0, le=40)
+    gap_seconds: float = Field(60, gt=0)
+    """How long a run waits for a missing seq_id before the requests behind it fail."""
+    result_keep_seconds: float = Field(24 * 3600, gt=0)
+    ephemeral_samplers_per_run: int = Field(64, gt=1)
+    resident_samplers: int = Field(32, gt=1)
+    """Weights versions that the runtime holds in memory; the least used beyond it are read again when needed."""
+    run_idle_seconds: float = Field(3600, gt=0)
+    """A run without requests for so long is written out and leaves the runtime's memory until its next request."""
+
+
+class RuntimeConfig(Section):
+    """``runtime.yaml``: the server."""
+
+    backend: BackendSection = BackendSection()
+    runtime: RuntimeSection = RuntimeSection()
+    checkpoints: CheckpointSection = CheckpointSection()
+    ledger: LedgerSection = LedgerSection()
+    logs: LogSection = LogSection()
+    limits: LimitSection = LimitSection()
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Reads the file. Raises ConfigError."""
+        return _load(cls, Path(path)).resolved(Path(path).resolve().parent)
+
+    def resolved(self, base: Path) -> Self:
+        """The same with absolute paths."""
+        keys = self.backend.api_keys_file
+        return self.model_copy(
+            update={
+                "backend": self.backend.model_copy(update={"api_keys_file": keys and base / keys.expanduser()}),
+                "runtime": self.runtime.model_copy(update={"engine": base / self.runtime.engine.expanduser()}),
+                "checkpoints": CheckpointSection(folder=base / self.checkpoints.folder.expanduser()),
+                "logs": self.logs.model_copy(update={"folder": base / self.logs.folder.expanduser()}),
+            }
+        )
+
+    @property
+    def ledger_url(self) -> str:
+        """The SQLAlchemy URL in effect, or ``memory``."""
+        return self.ledger.url or f"sqlite:///{self.checkpoints.folder.parent / 'ledger.db'}"
+
+    def check_listen_address(self) -> None:
+        """Raises ConfigError when the server would be open to others without keys."""
+        if self.backend.api_keys_file is None and not is_loopback(self.backend.host):
+            raise ConfigError(
+                f"backend.host {self.backend.host!r} can be reached from other machines, but backend.api_keys_file is "
+                "not set: make a key with `tinker-backend keys add` and name its file, or listen on 127.0.0.1"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# --- engine.yaml -----------------------------------------------------------------------------------------------------
+
+STRATEGIES = ("torch", "fsdp2_train", "vllm")
+
+
+class StrategySection(Section):
+    """How a role computes: the embedded ``torch``, or the cluster's ``fsdp2_train`` and ``vllm``."""
+
+    strategy_name: Literal["torch", "fsdp2_train", "vllm"] = "torch"
+    strategy_config: dict[str, Any] = Field(default_factory=dict)
+
+
+class ModelArgsSection(Section):
+    """Limits and options of the trained model."""
+
+    max_lora_rank: int = Field(128, ge=1, le=4096)
+    attn_implementation: str | None = None
+    dtype: str | None = None
+    gradient_checkpointing: bool | None = None
+
+
+class RoleSection(Section):
+    """One role of the engine and the devices it runs on."""
+
+    strategy_args: StrategySection = StrategySection()
+    model_args: ModelArgsSection = ModelArgsSection()
+    device_mapping: list[int] | None = None
+    """Global device numbers: a list, or a string such as ``0-3,5`` or ``list(range(0,8))``. None: the engine chooses."""
+    num_gpus_per_worker: int = Field(1, ge=1)
+
+    @field_validator("device_mapping", mode="before")
+    @classmethod
+    def _parse_devices(cls, value: object) -> object:
+        return parse_devices(value) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check_devices(self) -> Self:
+        devices = self.device_mapping
+        if devices is not None:
+            if len(set(devices)) != len(devices) or any(d < 0 for d in devices):
+                raise ValueError(f"device_mapping {devices} must hold distinct numbers from 0")
+            if len(devices) % self.num_gpus_per_worker:
+                raise ValueError(
+                    f"device_mapping names {len(devices)} devices, which is no multiple of num_gpus_per_worker "
+                    f"{self.num_gpus_per_worker}"
+                )
+        return self
+
+
+class ModelSection(Section):
+    """One more base model."""
+
+    pretrain: str
+    model_name: str | None = None
+    aliases: list[str] = Field(default_factory=list)
+
+
+class EngineConfig(Section):
+    """``engine.yaml``: base models, roles, strategies and budgets."""
+
+    pretrain: str
+    model_name: str | None = None
+    aliases: list[str] = Field(default_factory=list)
+    models: list[ModelSection] = Field(default_factory=list)
+    model_download_type: Literal["HUGGINGFACE_HUB", "MODELSCOPE"] = "HUGGINGFACE_HUB"
+    sequence_length: int = Field(4096, ge=8)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int | None = Field(None, ge=1)
+    num_nodes: int = Field(1, ge=1)
+    num_gpus_per_node: int | None = Field(None, ge=0)
+    actor_train: RoleSection = RoleSection()
+    actor_infer: RoleSection = RoleSection()
+    reference: RoleSection | None = None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Reads the file; a ``pretrain`` that is an existing folder beside it becomes absolute. Raises ConfigError."""
+        config = _load(cls, Path(path))
+        base = Path(path).resolve().parent
+        return config.model_copy(
+            update={
+                "pretrain": _folder(config.pretrain, base),
+                "models": [m.model_copy(update={"pretrain": _folder(m.pretrain, base)}) for m in config.models],
+            }
+        )
+
+    @model_validator(mode="after")
+    def _check_overlap(self) -> Self:
+        train, infer = self.actor_train.device_mapping, self.actor_infer.device_mapping
+        if train and infer and (shared := sorted(set(train) & set(infer))):
+            raise ValueError(
+                f"actor_train.device_mapping and actor_infer.device_mapping share the devices {shared}: "
+                "give each role its own"
+            )
+        return self
+
+
+def _folder(pretrain: str, base: Path) -> str:
+    path = base / Path(pretrain).expanduser()
+    return str(path) if path.is_dir() else pretrain
+
+
+def parse_devices(text: str) -> list[int]:
+    """Device numbers out of ``0-3,5``, ``[0, 1]`` or ``list(range(0,8))``. The text is parsed, never evaluated."""
+    compact = re.sub(r"\s+", "", text)
+    if match := re.fullmatch(r"(?:list\()?range\((\d+)(?:,(\d+))?(?:,([1-9]\d*))?\)\)?", compact):
+        first, second, step = match.groups()
+        start, stop = (0, int(first)) if second is None else (int(first), int(second))
+        return list(range(start, min(stop, start + 1_000_000), int(step or 1)))
+    compact = compact.removeprefix("[").removesuffix("]")
+    devices: list[int] = []
+    for part in filter(None, compact.split(",")):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match is None:
+            raise ValueError(
+                f"device_mapping {text!r}: {part!r} is no number or range; write 0-3,5 or list(range(0,8))"
+            )
+        low, high = int(match[1]), int(match[2] or match[1])
+        if high < low or high - low > 1_000_000:
+            raise ValueError(f"device_mapping {text!r}: the range {part!r} runs backwards or is too long")
+        devices.extend(range(low, high + 1))
+    return devices
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+ConfigType = TypeVar("ConfigType", bound=Section)
+
+
+def _load(cls: type[ConfigType], path: Path) -> ConfigType:
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    if document is None:
+        document = {}
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} must hold a mapping at its top, not a {type(document).__name__}")
+    try:
+        return cls.model_validate(document)
+    except ValidationError as error:
+        lines = "\n".join(f"  {_describe(cls, document, dict(item))}" for item in error.errors())
+        raise ConfigError(f"{path} cannot be used:\n{lines}") from error
+
+
+def _describe(cls: type[BaseModel], document: dict[str, Any], item: dict[str, Any]) -> str:
+    location: tuple[int | str, ...] = item["loc"]
+    key = ".".join(str(part) for part in location) or "(the file)"
+    if item["type"] == "extra_forbidden":
+        known = _fields_at(cls, location[:-1])
+        near = difflib.get_close_matches(str(location[-1]), known, 1, 0.5)
+        fix = f"did you mean {near[0]!r}?" if near else f"known keys here: {', '.join(known)}"
+        return f"{key}: unknown key; {fix}"
+    if item["type"] == "missing":
+        return f"{key}: missing; it must be given"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    return f"{key}: {message} (found {item['input']!r})" if location else message
+
+
+def _fields_at(cls: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """The known keys of the section at ``location``."""
+    current: type[BaseModel] = cls
+    for part in location:
+        if isinstance(part, int):
+            continue
+        field = current.model_fields.get(part)
+        nested = _section_of(field.annotation) if field else None
+        if nested is None:
+            break
+        current = nested
+    return list(current.model_fields)
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        if (nested := _section_of(argument)) is not None:
+            return nested
+    return None
