@@ -1,0 +1,1 @@
+"""Model folders: where a base model comes from before the runtime loads it."""
