@@ -1,0 +1,1 @@
+"""Recipes: one file or folder each, run as `python -m tinker_cookbook.recipes.NAME`."""
