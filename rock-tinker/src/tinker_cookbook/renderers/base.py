@@ -1,0 +1,320 @@
+"""The renderer interface: conversations to tokens with loss weights, sampled tokens back to messages.
+
+A family says how one message looks (``render_message``); prompts, training examples, stop conditions and weights
+follow from that here.
+"""
+
+from __future__ import annotations
+
+import abc
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import tinker
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers import messages as message_module
+from tinker_cookbook.renderers.messages import Message, Role, ToolSpec, has_thinking
+from tinker_cookbook.renderers.parsing import ParseTermination
+from tinker_cookbook.renderers.streaming import MessageDelta, StreamingParser
+from tinker_cookbook.tokenizer_utils import Tokenizer, encode_without_special_tokens
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+Chunk: TypeAlias = tinker.types.ModelInputChunk
+
+
+class TrainOnWhat(StrEnum):
+    """Which tokens of a conversation carry loss."""
+
+    LAST_ASSISTANT_MESSAGE = "last_assistant_message"
+    LAST_ASSISTANT_TURN = "last_assistant_turn"
+    ALL_ASSISTANT_MESSAGES = "all_assistant_messages"
+    ALL_MESSAGES = "all_messages"
+    ALL_TOKENS = "all_tokens"
+    ALL_USER_AND_SYSTEM_MESSAGES = "all_user_and_system_messages"
+    CUSTOMIZED = "customized"
+
+
+@dataclass(frozen=True)
+class RenderContext:
+    """Where a message stands in its conversation.
+
+    ``last_user_index`` is -1 without a user message. ``in_last_assistant_turn``: it comes after the last user message.
+    """
+
+    idx: int
+    is_last: bool
+    prev_message: Message | None = None
+    next_message: Message | None = None
+    last_user_index: int = -1
+    in_last_assistant_turn: bool = False
+
+
+@dataclass
+class RenderedMessage:
+    """A message as chunks: ``header`` (never sampled), ``output`` (what the author of the message wrote), and
+    ``stop_overlap`` (the part of the stop sequence that belongs to the next message's header)."""
+
+    output: list[Chunk]
+    header: tinker.EncodedTextChunk | None = None
+    stop_overlap: tinker.EncodedTextChunk | None = None
+
+
+@dataclass
+class _Weighted:
+    """Chunks with one weight per token."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+
+    def add(self, chunk: Chunk | None, weight: float) -> None:
+        if chunk is None or chunk.length == 0:
+            return
+        self.chunks.append(chunk)
+        self.weights.extend([weight] * chunk.length)
+
+
+def text_chunk(tokens: Iterable[int]) -> tinker.EncodedTextChunk:
+    """Tokens as a chunk."""
+    return tinker.EncodedTextChunk(tokens=list(tokens))
+
+
+class Renderer(abc.ABC):
+    """Conversations to tokens and back, for one model family.
+
+    ``disables_thinking``: its prompt closes the reasoning block, so turns with reasoning cannot be trained.
+    ``supports_streaming``: ``parse_response_streaming`` works.
+    """
+
+    tokenizer: Tokenizer
+    disables_thinking: bool = False
+    supports_streaming: bool = True
+    # Set by get_renderer; what pickling needs.
+    registry_key: tuple[str, str | None, bool] | None = None
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        if self.registry_key is None:
+            return super().__reduce__()
+        from tinker_cookbook.renderers import renderer_from_key
+
+        name, model_name, has_processor = self.registry_key
+        return renderer_from_key, (name, model_name or self.tokenizer.name_or_path, has_processor)
+
+    # What a family defines
+
+    @abc.abstractmethod
+    def get_stop_sequences(self) -> list[str] | list[int]:
+        """Stop condition for sampling: token ids or strings."""
+
+    @abc.abstractmethod
+    def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        """One message as chunks."""
+
+    @abc.abstractmethod
+    def parse_response(self, response: list[int]) -> tuple[Message, ParseTermination]:
+        """Sampled tokens as an assistant message, and how they ended."""
+
+    @property
+    def has_extension_property(self) -> bool:
+        """Whether the prompt of turn t+1 starts with the tokens of turn t (history is rendered as it was sampled)."""
+        return False
+
+    @property
+    def _bos_tokens(self) -> list[int]:
+        return []
+
+    def _prepare(self, messages: Sequence[Message]) -> list[Message]:
+        """Hook: messages that the family adds or rewrites before rendering."""
+        return list(messages)
+
+    def _get_generation_suffix(self, role: Role, ctx: RenderContext) -> list[int]:
+        """Tokens that make the model begin a message of this role: the header of an empty message by default."""
+        header = self.render_message(Message(role=role, content=""), ctx).header
+        return list(header.tokens) if header else []
+
+    def streaming_parser(self) -> StreamingParser:
+        """A parser for one response that comes token by token."""
+        stops = self.get_stop_sequences()
+        end = stops[0] if stops and isinstance(stops[0], int) else None
+        return StreamingParser(self.tokenizer, end, lambda tokens: self.parse_response(tokens)[0])
+
+    def parse_response_streaming(self, response: Iterable[int]) -> Iterator[MessageDelta]:
+        """Header, text and reasoning deltas, and at last the whole message."""
+        parser = self.streaming_parser()
+        for token in response:
+            yield from parser.feed(token)
+        yield from parser.finish()
+
+    def to_openai_message(self, message: Message) -> dict[str, Any]:
+        """Message in the form of the OpenAI chat API."""
+        return message_module.to_openai_message(message)
+
+    def create_conversation_prefix_with_tools(self, tools: list[ToolSpec], system_prompt: str = "") -> list[Message]:
+        """First messages of a conversation in which the model may call these tools.
+
+        Raises:
+            RendererError: the family has no tool format.
+        """
+        raise RendererError(f"{type(self).__name__} has no tool format; use a renderer of a family that has one")
+
+    # What follows from it
+
+    def _contexts(self, messages: Sequence[Message]) -> list[RenderContext]:
+        last_user = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
+        return [
+            RenderContext(
+                idx=i,
+                is_last=i == len(messages) - 1,
+                prev_message=messages[i - 1] if i else None,
+                next_message=messages[i + 1] if i + 1 < len(messages) else None,
+                last_user_index=last_user,
+                in_last_assistant_turn=i > last_user,
+            )
+            for i in range(len(messages))
+        ]
+
+    def _suffix_context(self, messages: Sequence[Message]) -> RenderContext:
+        last_user = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
+        return RenderContext(
+            idx=len(messages),
+            is_last=True,
+            prev_message=messages[-1] if messages else None,
+            last_user_index=last_user,
+            in_last_assistant_turn=True,
+        )
+
+    def build_generation_prompt(
+        self, messages: list[Message], role: Role = "assistant", prefill: str | None = None
+    ) -> tinker.ModelInput:
+        """Prompt after which the model writes the next message of ``role``; ``prefill`` is its beginning."""
+        prepared = self._prepare(messages)
+        contexts = self._contexts(prepared)
+        # The last message is history here: a new one follows.
+        contexts = [RenderContext(**{**vars(ctx), "is_last": False}) for ctx in contexts]
+        out = _Weighted()
+        out.add(text_chunk(self._bos_tokens), 0.0)
+        for message, ctx in zip(prepared, contexts, strict=True):
+            rendered = self.render_message(message, ctx)
+            out.add(rendered.header, 0.0)
+            for chunk in rendered.output:
+                out.add(chunk, 0.0)
+        out.add(text_chunk(self._get_generation_suffix(role, self._suffix_context(prepared))), 0.0)
+        if prefill:
+            out.add(text_chunk(encode_without_special_tokens(self.tokenizer, prefill)), 0.0)
+        return tinker.ModelInput(chunks=out.chunks)
+
+    def build_supervised_example(
+        self, messages: list[Message], train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_MESSAGE
+    ) -> tuple[tinker.ModelInput, torch.Tensor]:
+        """Tokens of a conversation and one 0/1 weight for each of them.
+
+        Raises:
+            RendererError: the conversation does not fit the family or ``train_on_what``.
+        """
+        train_on_what = TrainOnWhat(train_on_what)
+        self._check_trainable(messages, train_on_what)
+        if train_on_what is TrainOnWhat.ALL_ASSISTANT_MESSAGES and not self.has_extension_property:
+            _warn_once(type(self).__name__)
+        prepared = self._prepare(messages)
+        last_modes = (TrainOnWhat.LAST_ASSISTANT_MESSAGE, TrainOnWhat.LAST_ASSISTANT_TURN)
+        out = _Weighted()
+        out.add(text_chunk(self._bos_tokens), 0.0)
+        contexts = self._contexts(prepared)
+        for message, ctx in zip(prepared, contexts, strict=True):
+            trained = _is_trained(message, ctx, train_on_what)
+            if trained and self.disables_thinking and has_thinking(message["content"]):
+                raise RendererError(
+                    f"{type(self).__name__}: message {ctx.idx} to be trained contains reasoning, but the prompt of this "
+                    "renderer closes the reasoning block. Remove the thinking parts or use a thinking renderer."
+                )
+            rendered = self.render_message(message, ctx)
+            output = rendered.output
+            out.add(rendered.header, 1.0 if train_on_what is TrainOnWhat.ALL_TOKENS else 0.0)
+            if trained and train_on_what in last_modes:
+                given, output = self._split_given(rendered, message["role"], prepared[: ctx.idx])
+                out.add(text_chunk(given), 0.0)
+            for chunk in output:
+                out.add(chunk, float(trained))
+            if ctx.is_last:
+                out.add(rendered.stop_overlap, float(trained))
+        import torch
+
+        return tinker.ModelInput(chunks=out.chunks), torch.tensor(out.weights, dtype=torch.float32)
+
+    def build_supervised_examples(
+        self, messages: list[Message], train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_MESSAGE
+    ) -> list[tuple[tinker.ModelInput, torch.Tensor]]:
+        """Like ``build_supervised_example``; where history is not rendered as it was sampled, training all assistant
+        messages gives one example for each of them."""
+        if train_on_what is not TrainOnWhat.ALL_ASSISTANT_MESSAGES or self.has_extension_property:
+            return [self.build_supervised_example(messages, train_on_what)]
+        return [
+            self.build_supervised_example(messages[: i + 1], TrainOnWhat.LAST_ASSISTANT_MESSAGE)
+            for i, message in enumerate(messages)
+            if message["role"] == "assistant"
+        ]
+
+    def _split_given(
+        self, rendered: RenderedMessage, role: Role, before: Sequence[Message]
+    ) -> tuple[list[int], list[Chunk]]:
+        """Leading output tokens which the generation prompt would already contain, and the rest of the output."""
+        suffix = self._get_generation_suffix(role, self._suffix_context(before))
+        header = list(rendered.header.tokens) if rendered.header else []
+        if suffix[: len(header)] != header or not rendered.output:
+            return [], rendered.output
+        first = rendered.output[0]
+        if not isinstance(first, tinker.EncodedTextChunk):
+            return [], rendered.output
+        rest, tokens = suffix[len(header) :], list(first.tokens)
+        count = 0
+        while count < min(len(rest), len(tokens)) and rest[count] == tokens[count]:
+            count += 1
+        return tokens[:count], [text_chunk(tokens[count:]), *rendered.output[1:]]
+
+    def _check_trainable(self, messages: Sequence[Message], train_on_what: TrainOnWhat) -> None:
+        customized = train_on_what is TrainOnWhat.CUSTOMIZED
+        for index, message in enumerate(messages):
+            if ("trainable" in message) != customized:
+                raise RendererError(
+                    f"message {index}: train_on_what={train_on_what.value!r} "
+                    + ("needs the field 'trainable' in every message" if customized else "allows no field 'trainable'")
+                )
+
+
+def _is_trained(message: Message, ctx: RenderContext, mode: TrainOnWhat) -> bool:
+    role = message["role"]
+    match mode:
+        case TrainOnWhat.LAST_ASSISTANT_MESSAGE:
+            return ctx.is_last and role == "assistant"
+        case TrainOnWhat.LAST_ASSISTANT_TURN:
+            return ctx.in_last_assistant_turn and role == "assistant"
+        case TrainOnWhat.ALL_ASSISTANT_MESSAGES:
+            return role == "assistant"
+        case TrainOnWhat.ALL_USER_AND_SYSTEM_MESSAGES:
+            return role in ("user", "system")
+        case TrainOnWhat.CUSTOMIZED:
+            return bool(message.get("trainable", False))
+        case _:
+            return True
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(renderer: str) -> None:
+    if renderer not in _warned:
+        _warned.add(renderer)
+        logger.warning(
+            "%s drops reasoning from history: with all_assistant_messages the earlier turns are trained in a form that "
+            "differs from sampling. build_supervised_examples gives one exact example per assistant message.",
+            renderer,
+        )

@@ -1,0 +1,92 @@
+"""Tokenizers by model name: own registry first, then a local folder, then the Hugging Face hub or its cache."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tinker_cookbook.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+    Tokenizer: TypeAlias = PreTrainedTokenizerBase
+else:
+    Tokenizer = Any
+
+_registry: dict[str, Callable[[], Any]] = {}
+
+# Gated repositories whose tokenizer is also published without a gate.
+_UNGATED = ((re.compile(r"^meta-llama/Llama-3"), "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"),)
+
+
+def register_tokenizer(name: str, factory: Callable[[], Any]) -> None:
+    """Make ``get_tokenizer(name)`` return ``factory()``; later calls for the same name replace the factory."""
+    _registry[name] = factory
+    _load.cache_clear()
+
+
+def unregister_tokenizer(name: str) -> bool:
+    """Forget a registered tokenizer. Returns whether there was one."""
+    _load.cache_clear()
+    return _registry.pop(name, None) is not None
+
+
+def is_tokenizer_registered(name: str) -> bool:
+    """Whether ``register_tokenizer`` was called for this name."""
+    return name in _registry
+
+
+def get_registered_tokenizer_names() -> list[str]:
+    """Names in the registry, sorted."""
+    return sorted(_registry)
+
+
+def get_tokenizer(model_name: str) -> Tokenizer:
+    """Tokenizer of a model: registered factory, local folder, or hub name (cached per process).
+
+    A suffix after a colon (``org/name:peft:262144``) is cut off.
+
+    Raises:
+        ConfigurationError: nothing with this name can be loaded.
+    """
+    return _load(model_name)
+
+
+@functools.cache
+def _load(model_name: str) -> Any:
+    if model_name in _registry:
+        return _registry[model_name]()
+    base = model_name if os.path.isdir(model_name) else model_name.split(":")[0]
+    if base in _registry:
+        return _registry[base]()
+    from transformers import AutoTokenizer
+
+    if not os.path.isdir(base):
+        for pattern, replacement in _UNGATED:
+            if pattern.match(base):
+                base = replacement
+    trust = base.startswith("moonshotai/")
+    try:
+        return AutoTokenizer.from_pretrained(base, use_fast=True, trust_remote_code=trust)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"model_name={model_name!r}: no tokenizer found ({str(error).splitlines()[0]}). Give a folder that holds "
+            "tokenizer.json, run where ./<org>/<name>/ is such a folder, or call register_tokenizer()."
+        ) from error
+
+
+def encode_without_special_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Encode text so that markers inside it (``<|im_end|>`` typed by a user) stay ordinary characters."""
+    if not text:
+        return []
+    ordinary = getattr(tokenizer, "encode_ordinary", None)
+    if ordinary is not None:
+        return list(ordinary(text))
+    try:
+        return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+    except TypeError:  # registered tokenizers need not know the second option
+        return list(tokenizer.encode(text, add_special_tokens=False))
