@@ -16,6 +16,7 @@ import pytest
 
 from rock.model_service.messages import SessionEnd
 from rock.model_service.pull import FRAME
+from rock.model_service.watcher import is_running
 from rock.sdk.model_service import ModelServiceClient
 from rock.sdk.model_service_channel import ChannelError, CommandChannel
 
@@ -55,8 +56,7 @@ def test_start_is_quick_and_stop_leaves_no_process_and_no_port(start_model_servi
     assert command("stop", "--data-dir", str(service.data_dir)).stdout.strip() == "stopped"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", service.port))
-    with pytest.raises(ProcessLookupError):
-        os.kill(service.pid, 0)
+    assert not is_running(service.pid)
     assert command("status", "--data-dir", str(service.data_dir)).returncode == 1
 
 

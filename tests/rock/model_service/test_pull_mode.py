@@ -16,7 +16,7 @@ import pytest
 
 from rock.model_service.journal import read_journal
 from rock.model_service.messages import ModelRequest, SessionEnd
-from rock.sdk.model_service import ModelError, ModelServiceClient, ModelServiceError
+from rock.sdk.model_service import ModelError, ModelServiceClient, ModelServiceRefused
 from rock.sdk.model_service_channel import HttpChannel
 
 
@@ -193,14 +193,14 @@ async def test_an_answer_is_stored_once_and_bad_answers_are_refused(agent, pulle
     call = ask(agent, chat("q"))
     await puller.next_request(10)
     for body, status in (({}, 400), ({"choices": [{}]}, 400), ({"error": "no"}, 400)):
-        with pytest.raises(ModelServiceError) as refused:
+        with pytest.raises(ModelServiceRefused) as refused:
             await puller.respond(1, body)
         assert refused.value.status == status
-    with pytest.raises(ModelServiceError, match="requests 1 to 1"):
+    with pytest.raises(ModelServiceRefused, match="requests 1 to 1"):
         await puller.respond(7, completion("?"))
     await puller.respond(1, completion("first"))
     await puller.respond(1, completion("first"))
-    with pytest.raises(ModelServiceError, match="different answer"):
+    with pytest.raises(ModelServiceRefused, match="different answer"):
         await puller.respond(1, completion("second"))
     assert (await call).json()["choices"][0]["message"]["content"] == "first"
 
@@ -246,7 +246,7 @@ async def test_the_end_of_the_watched_process_ends_the_session_with_its_exit_sta
 async def test_a_process_that_does_not_exist_cannot_be_watched(puller):
     gone = subprocess.Popen(["true"])
     gone.wait()
-    with pytest.raises(ModelServiceError, match="does not run") as refused:
+    with pytest.raises(ModelServiceRefused, match="does not run") as refused:
         await puller.watch(gone.pid)
     assert refused.value.status == 404
 
@@ -263,7 +263,7 @@ async def test_only_the_holder_of_the_token_may_pull_and_answer(start_model_serv
     stranger = ModelServiceClient(HttpChannel(service.url))
     owner = ModelServiceClient(HttpChannel(service.url, token="s3cret"))
     for attempt in (stranger.next_request(1), stranger.respond(1, completion("me")), stranger.end("now")):
-        with pytest.raises(ModelServiceError) as refused:
+        with pytest.raises(ModelServiceRefused) as refused:
             await attempt
         assert refused.value.status == 403
     assert await owner.next_request(0.1) is None

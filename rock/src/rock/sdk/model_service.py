@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from rock.errors import ModelServiceError
 from rock.model_service.messages import ModelRequest, SessionEnd, parse_pull
 from rock.sdk.model_service_channel import ChannelError, ModelServiceChannel
 
@@ -18,8 +19,8 @@ PATIENCE_SECONDS = 20.0
 """How long a broken channel is tried again before the failure is reported."""
 
 
-class ModelServiceError(RuntimeError):
-    """The ModelService refused what was asked. ``status`` is its HTTP status."""
+class ModelServiceRefused(ModelServiceError):
+    """The service refused what was asked. ``status`` is its HTTP status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -27,10 +28,7 @@ class ModelServiceError(RuntimeError):
 
 
 class ModelServiceUnreachable(ModelServiceError):
-    """No answer came over the channel for ``PATIENCE_SECONDS`` or until the caller's deadline."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, 503)
+    """No answer came over the channel for ``PATIENCE_SECONDS`` seconds."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class ModelServiceClient:
         """The agent's next request, or the end of the session, or None when neither came within ``timeout`` seconds.
 
         Raises:
-            ModelServiceError: the service refused the call.
+            ModelServiceRefused: the service refused the call.
             ModelServiceUnreachable: the channel stayed broken.
         """
         deadline = time.monotonic() + timeout
@@ -81,14 +79,14 @@ class ModelServiceClient:
         """Answers a request with a chat completion or an error. Repeating the same answer does no harm.
 
         Raises:
-            ModelServiceError: no such index (404), another answer stands already (409), or the body is no chat completion (400).
+            ModelServiceRefused: no such index (404), another answer stands already (409), or the body is no chat completion (400).
             ModelServiceUnreachable: the channel stayed broken.
         """
         answer = body.to_json() if isinstance(body, ModelError) else body
         await self._call("POST", f"/answers/{index}", json.dumps(answer).encode(), 60.0)
 
     async def watch(self, pid: int, exit_code_file: str | None = None) -> None:
-        """Lets the session end when process ``pid`` of the sandbox ends. Raises ModelServiceError when there is no such process."""
+        """Lets the session end when process ``pid`` of the sandbox ends. Raises ModelServiceRefused when there is no such process."""
         await self._call(
             "POST", "/v1/agent/watch", json.dumps({"pid": pid, "exit_code_file": exit_code_file}).encode(), 15.0
         )
@@ -128,11 +126,13 @@ def _decode(method: str, path: str, status: int, content: bytes) -> dict[str, An
     try:
         reply = json.loads(content)
     except ValueError:
-        raise ModelServiceError(f"{method} {path} gave no JSON (status {status}): {content[:300]!r}", status) from None
+        raise ModelServiceRefused(
+            f"{method} {path} gave no JSON (status {status}): {content[:300]!r}", status
+        ) from None
     if status >= 400:
         error = reply.get("error") if isinstance(reply, dict) else None
         message = error.get("message") if isinstance(error, dict) else None
-        raise ModelServiceError(message or f"{method} {path} failed with status {status}: {content[:300]!r}", status)
+        raise ModelServiceRefused(message or f"{method} {path} failed with status {status}: {content[:300]!r}", status)
     if not isinstance(reply, dict):
-        raise ModelServiceError(f"{method} {path} gave a JSON {type(reply).__name__}, not an object", status)
+        raise ModelServiceRefused(f"{method} {path} gave a JSON {type(reply).__name__}, not an object", status)
     return reply
