@@ -1,0 +1,1 @@
+"""Saved weights: their names, folders, lifetimes and downloads."""

@@ -1,0 +1,253 @@
+"""Starts the runtime process, watches it, and starts it again when it dies or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from .config import RuntimeSection
+from .dispatch.link import RuntimeLink
+from .errors import RuntimeGone
+from .runtime.roles import ModelCard, RuntimeFault
+
+log = logging.getLogger(__name__)
+
+_MAX_FAILED_STARTS = 4
+_MAX_KILLED_STARTS = 16
+_COOL_DOWN = 20.0
+_PING_SECONDS = 10.0
+_SILENCE_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a runtime process ended. ``outside``: a SIGKILL that the kernel's memory limit did not send."""
+
+    pid: int
+    code: int
+    outside: bool
+    reason: str
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for memory in this container, as far as it says."""
+    for path, key in (
+        ("/sys/fs/cgroup/memory.events", "oom_kill"),
+        ("/sys/fs/cgroup/memory/memory.oom_control", "oom_kill"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            for line in Path(path).read_text().splitlines():
+                name, _, value = line.partition(" ")
+                if name == key:
+                    return int(value)
+    return 0
+
+
+class Supervisor:
+    """Keeps one runtime process alive and hands out the link to its present life."""
+
+    def __init__(self, config: RuntimeSection, log_folder: Path) -> None:
+        self._config = config
+        self._log_path = log_folder / "runtime.log"
+        self._folder = Path(tempfile.mkdtemp(prefix="tinker-"))
+        self.state: Literal["starting", "ready", "broken", "stopped"] = "starting"
+        self.generation = 0
+        self.restarts = 0
+        self.cards: dict[str, ModelCard] = {}
+        """Base models by name and by alias."""
+        self.hello: dict[str, Any] = {}
+        self.last_death: Death | None = None
+        self.started_at = time.time()
+        self._link: RuntimeLink | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._changed = asyncio.Condition()
+        self._failure = ""
+        self._failed_starts = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._kick = asyncio.Event()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the runtime while it runs."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    @property
+    def models(self) -> list[ModelCard]:
+        """The base models, each once."""
+        return list({card.name: card for card in self.cards.values()}.values())
+
+    async def start(self) -> None:
+        """Starts the runtime and waits until its models are loaded. Raises RuntimeGone when it cannot start."""
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._task = asyncio.create_task(self._supervise(), name="supervisor")
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.state != "starting" or self._failed_starts > 0)
+        if self.state != "ready":
+            raise RuntimeGone(self._failure)
+
+    async def stop(self) -> None:
+        """Ends the runtime: SIGTERM, then SIGKILL."""
+        self.state = "stopped"
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+            try:
+                await asyncio.wait_for(self._process.wait(), 10)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        if self._link is not None:
+            self._link.close(RuntimeGone("the server is shutting down"))
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def ready(self) -> RuntimeLink:
+        """The link to the living runtime; waits while it starts. Raises RuntimeGone when it does not come up."""
+        if self.state == "ready" and self._link is not None:
+            return self._link
+        self._kick.set()
+        try:
+            async with asyncio.timeout(self._config.start_timeout_seconds), self._changed:
+                await self._changed.wait_for(lambda: self.state != "starting")
+        except TimeoutError:
+            raise RuntimeGone(
+                f"the runtime did not come up within {self._config.start_timeout_seconds:.0f} s; see {self._log_path}"
+            ) from None
+        if self.state == "ready" and self._link is not None:
+            return self._link
+        raise RuntimeGone(self._failure or "the server is shutting down")
+
+    def kill(self, reason: str) -> None:
+        """Ends a runtime that does not answer; it is started again."""
+        log.error("killing the runtime: %s", reason)
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    # --- the life of the process --------------------------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        while True:
+            ooms = oom_kills()
+            death = await self._live()
+            self.last_death = death = self._explain(death, ooms)
+            log.error("%s", death.reason)
+            if self._link is not None:
+                self._link.close(RuntimeGone(death.reason))
+                self._link = None
+            was_ready = self.state == "ready"
+            if was_ready:
+                self._failed_starts = 0.0
+                self.restarts += 1
+            else:
+                self._failed_starts += _MAX_FAILED_STARTS / _MAX_KILLED_STARTS if death.outside else 1.0
+            self._failure = (
+                f"the runtime cannot start: {death.reason}. Last lines of {self._log_path.name}: {self.log_tail()}"
+            )
+            broken = self._failed_starts >= _MAX_FAILED_STARTS
+            await self._set_state("broken" if broken else "starting")
+            if broken:
+                self._kick.clear()
+                await asyncio.sleep(_COOL_DOWN)
+                await self._kick.wait()  # try again when somebody needs it
+                self._failed_starts = 0.0
+                await self._set_state("starting")
+            elif not was_ready:
+                await asyncio.sleep(min(0.2 * 2**self._failed_starts, 3.0))
+
+    async def _set_state(self, state: Literal["starting", "ready", "broken"]) -> None:
+        async with self._changed:
+            self.state = state
+            self._changed.notify_all()
+
+    async def _live(self) -> Death:
+        """One life of the process, from its start to its end."""
+        self.generation += 1
+        endpoint = f"ipc://{self._folder}/runtime-{self.generation}.sock"
+        command = self._config.command or [self._config.python or sys.executable, "-m", "tinker_backend.runtime"]
+        arguments = ["--engine", str(self._config.engine), "--endpoint", endpoint, "--parent", str(os.getpid())]
+        with self._log_path.open("ab") as output:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    *arguments,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                return Death(0, 127, False, f"cannot run {command[0]}: {error.strerror}")
+        self._process = process
+        link = RuntimeLink(endpoint, self.generation)
+        link.open()
+        self._link = link
+        greeting = asyncio.create_task(self._greet(link))
+        ending = asyncio.create_task(process.wait())
+        try:
+            await asyncio.wait((greeting, ending), return_when=asyncio.FIRST_COMPLETED)
+            if greeting.done() and not greeting.cancelled() and (error := greeting.exception()):
+                self.kill(f"its greeting failed: {error}")
+            elif not ending.done():
+                await self._set_state("ready")
+                log.info("runtime %d is ready: %s", process.pid, ", ".join(card.name for card in self.models))
+                await self._watch(link, ending)
+            code = await ending
+            return Death(process.pid, code, False, "")
+        finally:
+            greeting.cancel()
+            if not ending.done():
+                ending.cancel()
+
+    async def _greet(self, link: RuntimeLink) -> None:
+        hello = await link.call("hello", self._config.start_timeout_seconds)
+        self.hello = {key: value for key, value in hello.items() if key != "models"}
+        cards: dict[str, ModelCard] = {}
+        for card in hello["models"]:
+            for name in (card.name, *card.aliases):
+                cards.setdefault(name, card)
+        self.cards = cards
+
+    async def _watch(self, link: RuntimeLink, ending: asyncio.Task[int]) -> None:
+        while not ending.done():
+            await asyncio.wait((ending,), timeout=_PING_SECONDS)
+            if ending.done():
+                return
+            with contextlib.suppress(TimeoutError, RuntimeFault, RuntimeGone):
+                await link.call("ping", _PING_SECONDS)
+            silence = time.monotonic() - link.heard_at
+            if silence > _SILENCE_SECONDS:
+                self.kill(f"no sign of life for {silence:.0f} s")
+
+    def _explain(self, death: Death, ooms: int) -> Death:
+        if death.reason:
+            return death
+        if death.code >= 0:
+            return Death(death.pid, death.code, False, f"the runtime (pid {death.pid}) exited with code {death.code}")
+        name = signal.Signals(-death.code).name
+        out_of_memory = death.code == -signal.SIGKILL and oom_kills() > ooms
+        reason = f"the runtime (pid {death.pid}) was ended by {name}"
+        if out_of_memory:
+            reason += " because the memory of this machine or container ran out"
+        return Death(death.pid, death.code, death.code == -signal.SIGKILL and not out_of_memory, reason)
+
+    def log_tail(self, lines: int = 8) -> str:
+        """The last lines that the runtime wrote."""
+        try:
+            with self._log_path.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+                text = file.read().decode("utf-8", "replace")
+        except OSError:
+            return "(none)"
+        return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip()) or "(none)"
