@@ -1,0 +1,1 @@
+"""How a sandbox is made, limited and destroyed: `local` (Linux namespaces) and `docker`."""
