@@ -1,0 +1,62 @@
+# Checks that the scripts of this folder share. Sourced, not run.
+# shellcheck shell=bash
+
+# stop SENTENCE…: ends the script with one sentence that names the fix.
+stop() {
+  printf '%s: %s\n' "$(basename "$0")" "$*" >&2
+  exit 2
+}
+
+# need_task: TASK must be an absolute path of a folder; it is made when missing.
+need_task() {
+  [ -n "${TASK:-}" ] || stop "TASK is not set; export TASK=\"\$HOME/tinker-local\" (a work folder, absolute)"
+  case $TASK in /*) ;; *) stop "TASK is '$TASK', which is not absolute; export TASK=\"$PWD/$TASK\"" ;; esac
+  case $TASK in *[[:space:]]*) stop "TASK is '$TASK', which holds a space; choose a path without spaces" ;; esac
+  [ ! -e "$TASK" ] || [ -d "$TASK" ] || stop "TASK is '$TASK', which is no folder; choose another path"
+  mkdir -p "$TASK/logs" 2>/dev/null || stop "$TASK cannot be written; choose another TASK"
+}
+
+# python_works PROGRAM LOWEST HIGHEST: whether it really runs (shims of version managers may not), is a CPython of
+# that range (as 3.11) and has the modules that an environment needs.
+python_works() {
+  "$1" - "$2" "$3" >/dev/null 2>&1 <<'PYTHON'
+import ctypes, sqlite3, ssl, sys, zlib
+low, high = (tuple(map(int, text.split("."))) for text in sys.argv[1:3])
+sys.exit(not (sys.implementation.name == "cpython" and low <= sys.version_info[:2] <= high))
+PYTHON
+}
+
+# real_python PROGRAM: the interpreter behind a link or shim.
+real_python() {
+  "$1" -c 'import os, sys; print(os.path.realpath(sys.executable))'
+}
+
+# find_python LOWEST HIGHEST MINOR…: prints the first interpreter that works, looking for the given minors in order.
+find_python() {
+  local low=$1 high=$2 minor candidate
+  shift 2
+  for minor in "$@"; do
+    for candidate in ${TINKER_PYTHON:-} "python$minor" "/usr/bin/python$minor" "/usr/local/bin/python$minor" \
+      "${PYENV_ROOT:-$HOME/.pyenv}/versions/$minor".*/bin/python \
+      "$HOME/.local/share/uv/python/cpython-$minor".*/bin/python python3; do
+      if python_works "$candidate" "$minor" "$minor"; then
+        real_python "$candidate"
+        return 0
+      fi
+    done
+  done
+  return 1
+}
+
+# port_free HOST PORT: whether nothing listens there.
+port_free() {
+  "${PY:-python3}" - "$1" "$2" <<'PYTHON'
+import socket, sys
+with socket.socket() as probe:
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        probe.bind((sys.argv[1], int(sys.argv[2])))
+    except OSError:
+        sys.exit(1)
+PYTHON
+}

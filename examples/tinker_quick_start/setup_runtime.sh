@@ -1,0 +1,34 @@
+# setup_runtime of setup.sh: the GPU environment. Sourced, not run.
+# shellcheck shell=bash
+
+# setup_runtime [--gpu-check]
+setup_runtime() {
+  local python roll=${ROLL:-$ROCK} check=()
+  case ${1:-} in
+    '') ;;
+    --gpu-check) check=(--gpu-check) ;;
+    *) stop "runtime knows the option --gpu-check only (got '$1')" ;;
+  esac
+  need_task
+  [ -f "$roll/requirements_tinker.txt" ] || stop "$roll/requirements_tinker.txt is missing; export ROLL=<checkout that holds it>"
+  python=$(image_python) ||
+    stop "no Python on PATH imports torch, so this is not the GPU image; start it, or set TINKER_RUNTIME_PYTHON to the Python that has torch"
+  say "GPU environment: $python ($("$python" -V)) -> $TASK/runtime-venv"
+  find_uv "$python"
+  if [ ! -x "$TASK/runtime-venv/bin/python" ]; then
+    "$UV" venv --quiet --system-site-packages --python "$python" "$TASK/runtime-venv"
+  fi
+  "$python" "$QS/runtime_environment.py" --uv "$UV" --image-python "$python" --venv "$TASK/runtime-venv" \
+    --requirements "$roll/requirements_tinker.txt" --source "$ROCK/tinker-backend" "${check[@]}" ||
+    stop "the GPU environment is not usable; see the message above"
+  say "GPU environment ready: $TASK/runtime-venv/setup-public-runtime.json"
+}
+
+# image_python: the first Python on PATH that has torch.
+image_python() {
+  local candidate
+  for candidate in ${TINKER_RUNTIME_PYTHON:-} python3 python; do
+    if "$candidate" -c 'import torch' >/dev/null 2>&1; then real_python "$candidate" && return; fi
+  done
+  return 1
+}
