@@ -165,19 +165,15 @@ def _job_folder(jobs_dir: Path, label: str) -> Path:
 
 
 def _api_key(settings: dict[str, Any]) -> str:
-    if os.environ.get("TINKER_API_KEY"):
-        return os.environ["TINKER_API_KEY"]
-    keys_file = settings["backend"].get("api_keys_file")
-    if not keys_file:
+    if not settings["backend"].get("api_keys_file"):
         return _ANY_KEY
-    try:
-        lines = Path(keys_file).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise SettingError(f"backend.api_keys_file {keys_file} cannot be read: {error.strerror}") from error
-    keys = [line.split()[-1] for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    if not keys:
-        raise SettingError(f"backend.api_keys_file {keys_file} holds no key; put one on a line, or remove the setting")
-    return keys[0]
+    key = os.environ.get("TINKER_API_KEY")
+    if not key:
+        raise SettingError(
+            "backend.api_keys_file is set, so the backend wants a key; export TINKER_API_KEY "
+            "(tinker-backend keys makes one), or remove the setting"
+        )
+    return key
 
 
 async def _wait_ready(job: ServerJob, process: subprocess.Popen[bytes], budget: float, output: Path) -> None:
