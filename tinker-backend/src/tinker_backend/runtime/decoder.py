@@ -1,0 +1,139 @@
+"""The decoder forward that trainer and sampler share.
+
+Tokens of all sequences are packed into one dimension T. What attention reads (the pack itself, or a cache) and which
+adapters apply to which rows are given from outside, so training, prefill and decode are the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from tinker_backend.runtime.architecture import Architecture
+from tinker_backend.runtime.kernels import activation, gated_activation, layer_norm, rms_norm
+from tinker_backend.runtime.lora import AdapterSegment, lora_linear
+from tinker_backend.runtime.rotary import rotary_tables, rotate
+
+Weights = Mapping[str, Tensor]
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q (T, H, d), k (T, K, d), v (T, K, d)) -> (T, H * d)"""
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """How rows of the batch use adapters. ``trained`` True: base weights are leaves that receive gradients themselves."""
+
+    segments: list[AdapterSegment]
+    trained: bool = False
+
+
+class Decoder:
+    """Forward passes of one architecture with given fused weights (see ``Architecture.plan``)."""
+
+    def __init__(self, architecture: Architecture, device: torch.device, context: int) -> None:
+        self.architecture = architecture
+        self.scale = architecture.head_dim**-0.5
+        self.context = context
+        if architecture.rotary_dim:
+            self._cos, self._sin = rotary_tables(architecture, context, device)
+
+    def hidden(
+        self,
+        weights: Weights,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        attend: Attend,
+        adapters: Adapters,
+        checkpointing: bool = False,
+    ) -> Tensor:
+        """Final hidden states (T, hidden), after the last norm. ``checkpointing`` recomputes layers in backward."""
+        a = self.architecture
+        x = F.embedding(tokens_T, weights["embed"])
+        if a.embed_scale != 1.0:
+            x = x * torch.tensor(a.embed_scale, dtype=x.dtype)
+        if a.learned_positions:
+            x = x + F.embedding(positions_T, weights["positions"])
+        if torch.is_grad_enabled() and not x.requires_grad:
+            # The adapters are no tensors of the graph; this is what makes backward reach them.
+            x.requires_grad_(True)
+        rotation = None
+        if a.rotary_dim:
+            rotation = (self._cos[positions_T].unsqueeze(1), self._sin[positions_T].unsqueeze(1))
+        for layer in range(a.layers):
+            if checkpointing and torch.is_grad_enabled():
+                x = checkpoint(
+                    self._block, weights, x, layer, rotation, attend, adapters, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                x = self._block(weights, x, layer, rotation, attend, adapters)
+        return self._norm(weights, x, "final_norm")
+
+    def head_weight(self, weights: Weights) -> Tensor:
+        """Output embedding (V, hidden)."""
+        return weights["embed"] if self.architecture.tied else weights["head.weight"]
+
+    def _norm(self, weights: Weights, x: Tensor, name: str) -> Tensor:
+        a = self.architecture
+        if a.rms_norm:
+            return rms_norm(x, weights[f"{name}.weight"], a.norm_eps, a.norm_offset)
+        return layer_norm(x, weights[f"{name}.weight"], weights[f"{name}.bias"], a.norm_eps)
+
+    def _linear(self, weights: Weights, x: Tensor, layer: int, group: str, adapters: Adapters) -> Tensor:
+        name = f"layers.{layer}.{group}"
+        weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
+        if adapters.trained:
+            return F.linear(x, weight, bias)
+        return lora_linear(x, weight, bias, adapters.segments, (layer, group))
+
+    def _block(
+        self,
+        weights: Weights,
+        x: Tensor,
+        layer: int,
+        rotation: tuple[Tensor, Tensor] | None,
+        attend: Attend,
+        adapters: Adapters,
+    ) -> Tensor:
+        a = self.architecture
+        normed = self._norm(weights, x, f"layers.{layer}.attn_norm")
+        attended = self._attention(weights, normed, layer, rotation, attend, adapters)
+        if a.parallel:
+            return x + attended + self._mlp(weights, normed, layer, adapters)
+        x = x + attended
+        return x + self._mlp(weights, self._norm(weights, x, f"layers.{layer}.mlp_norm"), layer, adapters)
+
+    def _attention(
+        self,
+        weights: Weights,
+        normed: Tensor,
+        layer: int,
+        rotation: tuple[Tensor, Tensor] | None,
+        attend: Attend,
+        adapters: Adapters,
+    ) -> Tensor:
+        a = self.architecture
+        qkv = self._linear(weights, normed, layer, "qkv", adapters)
+        qkv = qkv.view(-1, a.heads + 2 * a.kv_heads, a.head_dim)
+        v = qkv[:, a.heads + a.kv_heads :]
+        if a.qk_norm:
+            q = rms_norm(qkv[:, : a.heads], weights[f"layers.{layer}.q_norm.weight"], a.norm_eps, 0.0)
+            k = rms_norm(qkv[:, a.heads : a.heads + a.kv_heads], weights[f"layers.{layer}.k_norm.weight"], a.norm_eps, 0.0)
+            if rotation is not None:
+                q, k = rotate(q, *rotation), rotate(k, *rotation)
+        else:
+            qk = qkv[:, : a.heads + a.kv_heads]
+            if rotation is not None:
+                qk = rotate(qk, *rotation)
+            q, k = qk[:, : a.heads], qk[:, a.heads :]
+        return self._linear(weights, attend(layer, q, k, v), layer, "o", adapters)
+
+    def _mlp(self, weights: Weights, normed: Tensor, layer: int, adapters: Adapters) -> Tensor:
+        a = self.architecture
+        wide = self._linear(weights, normed, layer, "up", adapters)
+        inner = gated_activation(wide, a.activation) if a.gated else activation(wide, a.activation)
+        return self._linear(weights, inner, layer, "down", adapters)

@@ -1,0 +1,167 @@
+"""Token logprobs and their gradient, chunk by chunk, without ever holding the logits of a whole batch.
+
+A loss whose gradient with respect to a logprob depends on that position alone is differentiated inside the chunk that
+made the logits; other losses need all logprobs first and recompute the logits in a second walk. Positions whose gradient
+is zero (masked prompts) take no part in the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tinker_backend.runtime.lora import AdapterSegment, Key, low_rank_backward
+
+_CHUNK_BYTES = 64 * 1024 * 1024
+_SPARSE = 0.9
+"""Above this share of positions with a gradient the whole chunk is differentiated without gathering rows."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """Output projection of one pack: weight (V, D), and the adapters of its rows."""
+
+    weight: Tensor
+    bias: Tensor | None
+    segments: list[AdapterSegment]
+    key: Key
+    trained: bool = False
+    """The weight itself receives a gradient (all weights are trained)."""
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows whose float32 logits stay within the chunk budget."""
+        return max(16, _CHUNK_BYTES // (4 * self.weight.shape[0]))
+
+    def logits(self, hidden: Tensor, segments: list[AdapterSegment]) -> tuple[Tensor, list[Tensor | None]]:
+        """float32 logits (n, V) and hidden A^T per segment."""
+        out = F.linear(hidden, self.weight, self.bias)
+        kept: list[Tensor | None] = []
+        for segment in segments:
+            packed = segment.adapter.packed(self.key) if segment.adapter is not None else None
+            if packed is None:
+                kept.append(None)
+                continue
+            u = hidden[segment.start : segment.stop] @ packed.a_RI.t()
+            out[segment.start : segment.stop].addmm_(u, packed.b_OR.t())
+            kept.append(u)
+        return out.float(), kept
+
+
+def clip_segments(segments: list[AdapterSegment], start: int, stop: int) -> list[AdapterSegment]:
+    """Segments of rows ``start:stop``, counted from ``start``."""
+    clipped = []
+    for s in segments:
+        low, high = max(s.start, start), min(s.stop, stop)
+        if low < high:
+            clipped.append(AdapterSegment(low - start, high - start, s.adapter, s.sink))
+    return clipped
+
+
+LossGradient = Callable[[int, int, Tensor], Tensor]
+"""(start, stop, logprobs (n, K)) -> d loss / d logprobs (n, K)"""
+
+
+@torch.no_grad()
+def score(head: Head, hidden_TD: Tensor, targets_TK: Tensor) -> Tensor:
+    """float32 logprobs (T, K) of the targets."""
+    parts = [_log_softmax_at(head.logits(h, segments)[0], targets)[0] for h, targets, segments in _chunks(head, hidden_TD, targets_TK)]
+    return torch.cat(parts) if parts else targets_TK.new_zeros(targets_TK.shape, dtype=torch.float32)
+
+
+@torch.no_grad()
+def score_and_differentiate(
+    head: Head, hidden_TD: Tensor, targets_TK: Tensor, gradient: LossGradient, weight_grad: Tensor | None = None, bias_grad: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Logprobs (T, K) and d loss / d hidden (T, D); adapter sinks and ``weight_grad`` are added to."""
+    logprobs, grad_hidden, at = [], torch.zeros_like(hidden_TD), 0
+    for hidden, targets, segments in _chunks(head, hidden_TD, targets_TK):
+        rows = hidden.shape[0]
+        logits, kept = head.logits(hidden, segments)
+        chosen, normalizer = _log_softmax_at(logits, targets)
+        logprobs.append(chosen)
+        grad = gradient(at, at + rows, chosen)
+        _backward(head, grad_hidden[at : at + rows], hidden, targets, segments, logits, kept, normalizer, grad, weight_grad, bias_grad)
+        at += rows
+    return torch.cat(logprobs), grad_hidden
+
+
+@torch.no_grad()
+def differentiate(
+    head: Head, hidden_TD: Tensor, targets_TK: Tensor, gradient_TK: Tensor, weight_grad: Tensor | None = None, bias_grad: Tensor | None = None
+) -> Tensor:
+    """d loss / d hidden (T, D) for a known d loss / d logprobs; the second walk of losses over whole sequences."""
+    return score_and_differentiate(
+        head, hidden_TD, targets_TK, lambda start, stop, _: gradient_TK[start:stop], weight_grad, bias_grad
+    )[1]
+
+
+def _chunks(head: Head, hidden: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor, list[AdapterSegment]]]:
+    total = hidden.shape[0]
+    for start in range(0, total, head.chunk_rows):
+        stop = min(start + head.chunk_rows, total)
+        yield hidden[start:stop], targets[start:stop], clip_segments(head.segments, start, stop)
+
+
+def _log_softmax_at(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    normalizer = torch.logsumexp(logits, dim=-1, keepdim=True)
+    return logits.gather(1, targets) - normalizer, normalizer
+
+
+def _backward(
+    head: Head,
+    grad_hidden: Tensor,
+    hidden: Tensor,
+    targets: Tensor,
+    segments: list[AdapterSegment],
+    logits: Tensor,
+    kept: list[Tensor | None],
+    normalizer: Tensor,
+    grad: Tensor,
+    weight_grad: Tensor | None,
+    bias_grad: Tensor | None,
+) -> None:
+    touched = (grad != 0).any(-1)
+    count = int(touched.sum())
+    if count == 0:
+        return
+    rows = None
+    if count < _SPARSE * touched.shape[0]:
+        rows = touched.nonzero().squeeze(1)
+        hidden, targets, logits = hidden[rows], targets[rows], logits[rows]
+        normalizer, grad = normalizer[rows], grad[rows]
+        segments, kept = _select(segments, kept, rows)
+    # d/d logits of sum_k g_k logprob_k = onehot(g) - softmax * sum_k g_k
+    logits.sub_(normalizer).exp_().mul_(grad.sum(-1, keepdim=True).neg_())
+    logits.scatter_add_(1, targets, grad)
+    slope = logits.to(hidden.dtype)
+    grad_rows = slope @ head.weight
+    low_rank_backward(hidden, slope, grad_rows, kept, segments, head.key)
+    if weight_grad is not None:
+        weight_grad.add_(slope.t() @ hidden)
+    if bias_grad is not None:
+        bias_grad.add_(logits.sum(0))
+    if rows is None:
+        grad_hidden.copy_(grad_rows)
+    else:
+        grad_hidden.index_copy_(0, rows, grad_rows)
+
+
+def _select(
+    segments: list[AdapterSegment], kept: list[Tensor | None], rows: Tensor
+) -> tuple[list[AdapterSegment], list[Tensor | None]]:
+    """Segments and their x A^T for the sorted selection ``rows``; segments without a selected row fall away."""
+    chosen_segments: list[AdapterSegment] = []
+    chosen_kept: list[Tensor | None] = []
+    at = 0
+    for segment, u in zip(segments, kept, strict=True):
+        inside = rows[(rows >= segment.start) & (rows < segment.stop)]
+        if inside.shape[0]:
+            chosen_segments.append(AdapterSegment(at, at + inside.shape[0], segment.adapter, segment.sink))
+            chosen_kept.append(None if u is None else u[inside - segment.start])
+        at += inside.shape[0]
+    return chosen_segments, chosen_kept
