@@ -72,7 +72,7 @@ def an_unknown_base_model_is_refused(suite: Suite) -> str:
         return check_refused(lambda: session.run("no/such-model"), "a run of an unknown model")
 
 
-@probe("A rank beyond the server's limit, zero or below is refused")
+@probe("A rank beyond the server's limit or below zero is refused")
 def a_rank_too_big_is_refused(suite: Suite) -> str:
     with suite.session() as session:
         check_refused(lambda: session.run(suite.base_model, rank=-1), "rank -1")
