@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import tarfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,8 @@ from rock.runtime.local.archive import pack, unpack
 from rock.runtime.local.keeper import set_rlimits
 from rock.runtime.local.seccomp import restrict
 from rock.runtime.local.spec import Limits
+from rock.runtime.processes import MARK, kill_family
 
-MARK = "ROCK_EXEC_ID"  # environment variable by which a command's stray children are found
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
@@ -144,52 +143,16 @@ def _lines(path: str) -> list[str]:
 
 
 def kill_command(inner_pid: int, mark: str) -> None:
-    """SIGKILL for all that a command started: its descendants, its session, and orphans that carry its mark.
-
-    The pids are those of the sandbox, so a child of ours (it lives there) does the killing.
-    """
+    """SIGKILL for all that a command started. The pids are those of the sandbox, so a child of ours, which lives
+    there, does the killing."""
     if os.fork() == 0:
         try:
-            for _ in range(20):  # a fork may slip between the look and the kill: look again until nobody is left
-                victims = _members(inner_pid, mark)
-                if not victims:
-                    break
-                for pid in victims:
-                    with contextlib.suppress(OSError):
-                        os.kill(pid, signal.SIGKILL)
-                time.sleep(0.005)
+            kill_family(inner_pid, mark)
         finally:
             os._exit(0)
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
-
-
-def _members(inner_pid: int, mark: str) -> set[int]:
-    parents: dict[int, int] = {}
-    found: set[int] = set()
-    needle = f"{MARK}={mark}".encode()
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) in (1, os.getpid()):
-            continue
-        with contextlib.suppress(OSError):
-            fields = Path("/proc", entry, "stat").read_text(errors="replace").rpartition(")")[2].split()
-            state, parent, session = fields[0], int(fields[1]), int(fields[3])
-            if state in "ZX":
-                continue
-            parents[int(entry)] = parent
-            if session == inner_pid or needle in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
-                found.add(int(entry))
-    for pid in parents:
-        line, ancestor = [pid], parents[pid]
-        while ancestor > 1 and ancestor not in line:
-            if ancestor == inner_pid:
-                found.add(pid)
-            line.append(ancestor)
-            ancestor = parents.get(ancestor, 0)
-    if inner_pid in parents:
-        found.add(inner_pid)
-    return found
 
 
 if __name__ == "__main__":

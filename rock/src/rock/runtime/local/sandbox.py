@@ -19,9 +19,9 @@ import rock
 from rock.errors import SandboxError, SandboxStartError
 from rock.runtime.local.archive import pack, unpack_host
 from rock.runtime.local.cgroups import SandboxCgroup, own_groups
-from rock.runtime.local.enter import MARK
 from rock.runtime.local.root import LocalRoot
 from rock.runtime.local.spec import ExecResult, SandboxSpec
+from rock.runtime.processes import MARK
 
 _SOURCE = str(Path(rock.__file__).parent.parent)
 _START_SECONDS, _STOP_SECONDS = 40.0, 20.0
