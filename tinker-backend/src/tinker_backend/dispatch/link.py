@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -28,6 +29,7 @@ class RuntimeLink:
         self.heard_at = time.monotonic()
         self._ids = itertools.count(1)
         self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._listeners: dict[int, Callable[[Any], None]] = {}
         self._gone: RuntimeGone | None = None
         self._context: zmq.asyncio.Context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -47,13 +49,20 @@ class RuntimeLink:
         """Calls without an answer yet."""
         return len(self._calls)
 
-    async def call(self, method: str, timeout: float, **params: Any) -> Any:
-        """One call. Raises RuntimeFault (the call failed), RuntimeGone (the runtime died) or TimeoutError."""
+    async def call(
+        self, method: str, timeout: float, *, on_part: Callable[[Any], None] | None = None, **params: Any
+    ) -> Any:
+        """One call. Raises RuntimeFault (the call failed), RuntimeGone (the runtime died) or TimeoutError.
+
+        ``on_part`` gets what the runtime sends before its answer, for methods that stream.
+        """
         if self._gone is not None:
             raise self._gone
         number = next(self._ids)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[number] = answer
+        if on_part is not None:
+            self._listeners[number] = on_part
         try:
             await self._socket.send(messages.pack({"id": number, "method": method, "params": params}))
             async with asyncio.timeout(timeout):
@@ -62,6 +71,7 @@ class RuntimeLink:
             raise self._gone or RuntimeGone(f"the connection to the runtime failed: {error}") from error
         finally:
             self._calls.pop(number, None)
+            self._listeners.pop(number, None)
 
     def close(self, reason: RuntimeGone) -> None:
         """Fails what is in flight and all later calls with ``reason``."""
@@ -70,7 +80,7 @@ class RuntimeLink:
         self._gone = reason
         for answer in self._calls.values():
             if not answer.done():
-                answer.set_exception(reason)
+                answer.set_exception(RuntimeGone(str(reason), in_flight=True))
         if self._reader is not None:
             self._reader.cancel()
         self._socket.close()
@@ -88,6 +98,10 @@ class RuntimeLink:
                     log.exception("an answer of the runtime could not be decoded")
                     continue
                 if answer is None or answer.done():
+                    continue
+                if "part" in message:
+                    if (listener := self._listeners.get(message["id"])) is not None:
+                        listener(message["part"])
                     continue
                 fault = message.get("fault")
                 if fault is not None:

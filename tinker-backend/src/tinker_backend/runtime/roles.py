@@ -147,6 +147,20 @@ class Sequence:
 
 
 @dataclass(frozen=True)
+class SamplePart:
+    """What one sequence of a streamed request has gained, sent before the SampleResult (which holds everything again).
+
+    ``offset``: position of the first of these tokens in its sequence.
+    """
+
+    index: int
+    offset: int
+    tokens: npt.NDArray[np.int32]
+    logprobs: FloatArray
+    topk: TopK | None = None
+
+
+@dataclass(frozen=True)
 class SampleResult:
     """Answer to a SampleRequest. ``prompt_logprobs`` float32 (len(prompt),), NaN where there is none (at least at 0)."""
 
