@@ -70,7 +70,9 @@ def main() -> int:
     target = options.venv / "setup-public-runtime.json"
     target.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     for name, (was, now) in moved.items():
-        print(f"{name} was {was} and is now {now}; remove {options.venv} and install {name} into neither", file=sys.stderr)
+        print(
+            f"{name} was {was} and is now {now}; remove {options.venv} and install {name} into neither", file=sys.stderr
+        )
     return 1 if moved else 0
 
 

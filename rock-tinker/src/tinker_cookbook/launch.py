@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import logging
 import os
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -30,12 +27,12 @@ from typing import Any
 import httpx
 import yaml
 
+from tinker_cookbook.child import Child
 from tinker_cookbook.swe.errors import BackendFailed, SettingError
 
 log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 20.0
-_PR_SET_PDEATHSIG = 1
 # The SDK refuses to start without a key; a backend without api_keys_file takes any.
 _ANY_KEY = "tml-local"
 
@@ -71,15 +68,7 @@ class ServerJob:
         settings["logs"]["folder"] = str(log_dir)
         config.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
         output = log_dir / "backend.out"
-        with output.open("wb") as stream:
-            process = subprocess.Popen(
-                [*_command(), "serve", "--config", str(config)],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_die_with_parent,
-            )
+        process = Child([_program(), "serve", "--config", str(config)], output=output)
         job = ServerJob(log_dir.name, f"http://{host}:{port}", _api_key(settings), process.pid, log_dir)
         shown = {"job": job.name, "base_url": job.base_url, "pid": job.pid, "log_dir": str(log_dir)}
         log.info("TINKER_SERVER_JOB %s", json.dumps(shown))
@@ -87,7 +76,7 @@ class ServerJob:
             await _wait_ready(job, process, float(settings["runtime"]["start_timeout_seconds"]), output)
             yield job
         finally:
-            _stop(process)
+            process.stop(_STOP_SECONDS)
             log.info("backend closed: job %s", job.name)
 
 
@@ -131,7 +120,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return data
 
 
-def _command() -> list[str]:
+def _program() -> str:
     """The backend of this environment before any other on PATH."""
     beside = Path(sys.executable).parent / "tinker-backend"
     found = str(beside) if beside.is_file() else shutil.which("tinker-backend")
@@ -139,7 +128,7 @@ def _command() -> list[str]:
         raise SettingError(
             f"tinker-backend is not installed beside {sys.executable}; run setup.sh control, or pip install tinker-backend"
         )
-    return [found]
+    return found
 
 
 def _check_port(host: str, port: int, config: Path) -> None:
@@ -176,13 +165,13 @@ def _api_key(settings: dict[str, Any]) -> str:
     return key
 
 
-async def _wait_ready(job: ServerJob, process: subprocess.Popen[bytes], budget: float, output: Path) -> None:
+async def _wait_ready(job: ServerJob, process: Child, budget: float, output: Path) -> None:
     end = time.monotonic() + budget
     async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
         while time.monotonic() < end:
-            if process.poll() is not None:
+            if process.exit_code() is not None:
                 raise BackendFailed(
-                    f"the backend ended with exit code {process.returncode} before it was ready: {_tail(output)} "
+                    f"the backend ended with exit code {process.exit_code()} before it was ready: {_tail(output)} "
                     f"(all of it: {job.log_dir})"
                 )
             with contextlib.suppress(httpx.HTTPError):
@@ -199,21 +188,3 @@ async def _wait_ready(job: ServerJob, process: subprocess.Popen[bytes], budget: 
 def _tail(path: Path) -> str:
     lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return lines[-1] if lines else "no output"
-
-
-def _die_with_parent() -> None:
-    """In the child: the kernel ends it when this process dies, even by kill -9."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, then SIGKILL to the whole group of the backend; its runtime watches its parent and follows."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            log.warning("the backend did not end within %g s; killing it", _STOP_SECONDS)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
