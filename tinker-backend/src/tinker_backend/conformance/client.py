@@ -88,7 +88,11 @@ class WireClient:
         self.base_url = base_url.rstrip("/")
         self.deadline = deadline
         self._http = httpx.Client(
-            headers={"X-API-Key": api_key} if api_key else {}, timeout=60.0, follow_redirects=True
+            headers={"X-API-Key": api_key} if api_key else {},
+            timeout=60.0,
+            follow_redirects=True,
+            # Shorter than any server keeps an idle connection, so that none is closed under a request.
+            limits=httpx.Limits(keepalive_expiry=1.0),
         )
 
     def close(self) -> None:
@@ -157,6 +161,7 @@ class Session:
         self.client = client
         self.id = session_id
         self._runs = 0
+        self._created: list[str] = []
         self._samplers = 0
 
     def __enter__(self) -> Session:
@@ -168,10 +173,15 @@ class Session:
         self.finish()
 
     def finish(self) -> httpx.Response:
-        """Ends the session."""
-        return self.client.request(
+        """Ends the session. Where sessions cannot be finished its runs are unloaded one by one, so that servers with
+        room for few runs can be probed."""
+        answer = self.client.request(
             "POST", f"sessions/{self.id}/finish", json={"reason": {"type": "success"}, "detail": None}
         )
+        while answer.status_code == 404 and self._created:
+            body = {"model_id": self._created.pop(), "type": "unload_model"}
+            self.client.request("POST", "unload_model", json=body)
+        return answer
 
     def next_run(self) -> int:
         """A fresh ``model_seq_id``."""
@@ -202,6 +212,7 @@ class Session:
     def run(self, base_model: str, rank: int = 8, seed: int | None = 1, **lora: bool) -> Run:
         """A new LoRA run."""
         answer = self.client.promise("create_model", self.create_body(base_model, rank, seed, **lora)).result()
+        self._created.append(answer["model_id"])
         return Run(self, answer["model_id"])
 
     def run_from(self, path: str, optimizer: bool) -> Run:

@@ -242,7 +242,9 @@ class LossOutput:
 
     @property
     def loss(self) -> float:
-        """The ``loss:sum`` metric."""
+        """The ``loss:sum`` metric. Raises ValueError where it is missing."""
+        if "loss:sum" not in self.metrics:
+            raise ValueError(f"the metric loss:sum is missing; there is {sorted(self.metrics)}")
         return self.metrics["loss:sum"]
 
 

@@ -135,7 +135,7 @@ def an_impossible_optimizer_setting_is_refused(suite: Suite) -> str:
 def an_impossible_sampling_setting_is_refused(suite: Suite) -> str:
     with suite.session() as session:
         sampler = session.sampler(base_model=suite.base_model)
-        for params in ({"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"max_tokens": 0}, {"top_k": -5}):
+        for params in ({"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"max_tokens": -1}, {"top_k": -5}):
             full = {"max_tokens": 4, **params}
             detail = check_refused(lambda full=full: sampler.sample([5, 6], params=full), f"{params}")  # type: ignore[misc]
         check_refused(lambda: sampler.sample([5, 6], 0), "num_samples 0")
