@@ -1,0 +1,1 @@
+"""Modules that programs import by their long name."""

@@ -1,0 +1,93 @@
+"""One training example: model input and the tensors that the loss reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from .model_input import ModelInput
+from .provenance import ProvenanceSpans
+from .tensor_data import TensorData, TensorDtype
+
+LossFnInputs = dict[str, TensorData]
+
+_KEY_DTYPES: dict[str, TensorDtype] = {
+    "target_tokens": "int64",
+    "weights": "float32",
+    "advantages": "float32",
+    "logprobs": "float32",
+    "clip_low_threshold": "float32",
+    "clip_high_threshold": "float32",
+    "sequence_ratio_mask": "float32",
+}
+_SPARSE_KEYS = ("target_tokens", "weights")
+
+
+@dataclass(frozen=True)
+class Datum:
+    """A training example of N input positions; position i predicts token i + 1.
+
+    ``loss_fn_inputs`` takes TensorData, torch tensors, numpy arrays and (nested, rectangular) lists and holds
+    TensorData afterwards. Lists get their type from the key (``target_tokens`` int64, the others float32); a list
+    under an unknown key raises KeyError, because its type would be a guess.
+    """
+
+    model_input: ModelInput
+    loss_fn_inputs: LossFnInputs = field(default_factory=dict)
+    model_input_spans: ProvenanceSpans | None = None
+    loss_fn_input_spans: ProvenanceSpans | None = None
+
+    def __post_init__(self) -> None:
+        inputs = {key: _to_tensor_data(key, value) for key, value in self.loss_fn_inputs.items()}
+        object.__setattr__(self, "loss_fn_inputs", inputs)
+
+    def with_provenance(self, model_input: ProvenanceSpans, loss_fn_inputs: ProvenanceSpans) -> Self:
+        """The same datum with spans that say where its positions come from.
+
+        Raises ValueError unless the spans tile the input positions, and the loss positions, exactly.
+        """
+        _check_tiling("model_input", model_input, self.model_input.length)
+        _check_tiling("loss_fn_inputs", loss_fn_inputs, self._loss_length())
+        return dataclasses.replace(self, model_input_spans=list(model_input), loss_fn_input_spans=list(loss_fn_inputs))
+
+    def _loss_length(self) -> int:
+        for tensor in self.loss_fn_inputs.values():
+            return tensor.shape[0] if tensor.shape else len(tensor)
+        return 0
+
+
+def _check_tiling(name: str, spans: ProvenanceSpans, length: int) -> None:
+    covered = sum(span.length for span in spans)
+    if covered != length:
+        raise ValueError(
+            f"with_provenance {name} spans cover {covered} positions but the field has {length}; "
+            "the runs must tile it exactly"
+        )
+
+
+def _to_tensor_data(key: str, value: Any) -> TensorData:
+    if isinstance(value, TensorData):
+        return value
+    if isinstance(value, np.ndarray):
+        return TensorData.from_numpy(value)
+    if isinstance(value, list):
+        return _from_list(key, value)
+    torch = sys.modules.get("torch")  # a torch tensor exists only where torch was imported
+    if torch is not None and isinstance(value, torch.Tensor):
+        if value.ndim == 2 and key in _SPARSE_KEYS:
+            return TensorData.from_torch_sparse(value)
+        return TensorData.from_torch(value)
+    raise TypeError(f"Unsupported loss_fn_inputs value for {key!r}: {type(value).__name__}")
+
+
+def _from_list(key: str, value: list[Any]) -> TensorData:
+    dtype = _KEY_DTYPES[key]
+    try:
+        array = np.asarray(value, dtype=np.float32 if dtype == "float32" else np.int64)
+    except ValueError as error:
+        raise ValueError(f"{key} must be a rectangular numeric array; ragged nested lists are not supported") from error
+    return TensorData(array, dtype, list(array.shape))
