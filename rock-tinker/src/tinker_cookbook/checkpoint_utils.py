@@ -1,0 +1,319 @@
+"""Checkpoints of a run: the file that lists them, how they are made, and what is needed to go on from one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import tinker
+from tinker_cookbook import model_info
+from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
+from tinker_cookbook.stores.training_store import TrainingRunStore
+from tinker_cookbook.utils import trace
+
+logger = logging.getLogger(__name__)
+
+CheckpointKind: TypeAlias = Literal["state", "sampler", "both"]
+RENDERER_KEY = "renderer_name"
+DEFAULT_TTL_SECONDS = 604_800
+_KNOWN = ("name", "batch", "epoch", "final", "state_path", "sampler_path")
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """One line of ``checkpoints.jsonl``. ``batch`` and ``epoch`` name the batch to train next."""
+
+    name: str
+    batch: int | None = None
+    epoch: int | None = None
+    final: bool | None = None
+    state_path: str | None = None
+    sampler_path: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form; fields without a value are left out."""
+        known = {key: getattr(self, key) for key in _KNOWN if getattr(self, key) is not None}
+        return {**known, **self.extra}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> CheckpointRecord:
+        """From the JSON form; unknown keys go to ``extra``."""
+        extra = {key: value for key, value in row.items() if key not in _KNOWN}
+        return cls(**{key: row[key] for key in _KNOWN if key in row}, extra=extra)
+
+    def has(self, key: str) -> bool:
+        """Whether there is a value."""
+        return self.get(key) is not None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Value of a field or of an extra key."""
+        value = getattr(self, key) if key in _KNOWN else self.extra.get(key)
+        return default if value is None else value
+
+
+def load_checkpoints_file(log_dir: str | Path) -> list[CheckpointRecord]:
+    """All records of a run, oldest first; a torn last line is skipped."""
+    return [CheckpointRecord.from_dict(row) for row in TrainingRunStore.local(log_dir).read_checkpoints()]
+
+
+def get_last_checkpoint(log_dir: str | Path, required_key: str = "state_path") -> CheckpointRecord | None:
+    """The newest record that has a value for the key."""
+    found = [record for record in load_checkpoints_file(log_dir) if record.has(required_key)]
+    return found[-1] if found else None
+
+
+@trace.scope
+async def save_checkpoint_async(
+    training_client: tinker.TrainingClient,
+    name: str,
+    log_path: str | Path,
+    loop_state: Mapping[str, Any],
+    kind: CheckpointKind = "state",
+    ttl_seconds: int | None = None,
+    store: TrainingRunStore | None = None,
+) -> dict[str, str]:
+    """Save weights on the server and append a record. Returns ``state_path`` and/or ``sampler_path``.
+
+    ``loop_state`` goes into the record as it is (batch, epoch, ...). ``ttl_seconds`` None: kept for ever.
+    """
+    if kind not in ("state", "sampler", "both"):
+        raise ConfigurationError(f"kind={kind!r} is unknown; use state, sampler or both")
+    futures: dict[str, Any] = {}
+    if kind in ("state", "both"):
+        futures["state_path"] = training_client.save_state(name, ttl_seconds=ttl_seconds)
+    if kind in ("sampler", "both"):
+        futures["sampler_path"] = training_client.save_weights_for_sampler(name, ttl_seconds=ttl_seconds)
+    paths = {key: (await future).path for key, future in futures.items()}
+    record = CheckpointRecord.from_dict({"name": name, **loop_state, **paths})
+    (store or TrainingRunStore.local(log_path)).write_checkpoint(record.to_dict())
+    logger.info("checkpoint %s: %s", name, ", ".join(f"{key}={path}" for key, path in paths.items()))
+    return paths
+
+
+def save_checkpoint(
+    training_client: tinker.TrainingClient,
+    name: str,
+    log_path: str | Path,
+    loop_state: Mapping[str, Any],
+    kind: CheckpointKind = "state",
+    ttl_seconds: int | None = None,
+    store: TrainingRunStore | None = None,
+) -> dict[str, str]:
+    """``save_checkpoint_async`` for code without an event loop."""
+    return asyncio.run(save_checkpoint_async(training_client, name, log_path, loop_state, kind, ttl_seconds, store))
+
+
+# The renderer of a run is stored with it
+
+
+def add_renderer_name_to_user_metadata(
+    user_metadata: Mapping[str, str] | None, renderer_name: str | None
+) -> dict[str, str]:
+    """Metadata with the renderer's name."""
+    return {**(user_metadata or {}), **({RENDERER_KEY: renderer_name} if renderer_name else {})}
+
+
+async def get_renderer_name_from_checkpoint_async(
+    service_client: tinker.ServiceClient, checkpoint_path: str
+) -> str | None:
+    """Renderer with which a checkpoint was trained; None where that is not known."""
+    rest = service_client.create_rest_client()
+    try:
+        run = await rest.get_training_run_by_tinker_path(checkpoint_path)
+    except tinker.TinkerError as error:
+        logger.warning("metadata of %s cannot be read: %s", checkpoint_path, error)
+        return None
+    return (run.user_metadata or {}).get(RENDERER_KEY)
+
+
+def get_renderer_name_from_checkpoint(service_client: tinker.ServiceClient, checkpoint_path: str) -> str | None:
+    """``get_renderer_name_from_checkpoint_async`` for code without an event loop."""
+    return asyncio.run(get_renderer_name_from_checkpoint_async(service_client, checkpoint_path))
+
+
+async def resolve_renderer_name_from_checkpoint_or_default_async(
+    *,
+    model_name: str,
+    explicit_renderer_name: str | None,
+    load_checkpoint_path: str | None = None,
+    base_url: str | None = None,
+) -> str:
+    """The renderer asked for, else that of the checkpoint, else the recommended one of the model."""
+    if explicit_renderer_name is not None:
+        return explicit_renderer_name
+    if load_checkpoint_path is not None:
+        with tinker.ServiceClient(base_url=base_url) as service_client:
+            name = await get_renderer_name_from_checkpoint_async(service_client, load_checkpoint_path)
+        if name is not None:
+            return name
+    return model_info.get_recommended_renderer_name(model_name)
+
+
+def resolve_renderer_name_from_checkpoint_or_default(
+    *,
+    model_name: str,
+    explicit_renderer_name: str | None,
+    load_checkpoint_path: str | None = None,
+    base_url: str | None = None,
+) -> str:
+    """``resolve_renderer_name_from_checkpoint_or_default_async`` for code without an event loop."""
+    return asyncio.run(
+        resolve_renderer_name_from_checkpoint_or_default_async(
+            model_name=model_name,
+            explicit_renderer_name=explicit_renderer_name,
+            load_checkpoint_path=load_checkpoint_path,
+            base_url=base_url,
+        )
+    )
+
+
+async def check_renderer_name_for_checkpoint_async(
+    service_client: tinker.ServiceClient, checkpoint_path: str, expected_renderer_name: str | None
+) -> bool:
+    """Whether a checkpoint was trained with this renderer; a difference is logged as a warning."""
+    if expected_renderer_name is None:
+        return True
+    stored = await get_renderer_name_from_checkpoint_async(service_client, checkpoint_path)
+    if stored is None or stored == expected_renderer_name:
+        return True
+    logger.warning(
+        "checkpoint %s was trained with renderer %r, this run uses %r", checkpoint_path, stored, expected_renderer_name
+    )
+    return False
+
+
+def check_renderer_name_for_checkpoint(
+    service_client: tinker.ServiceClient, checkpoint_path: str, expected_renderer_name: str | None
+) -> bool:
+    """``check_renderer_name_for_checkpoint_async`` for code without an event loop."""
+    return asyncio.run(
+        check_renderer_name_for_checkpoint_async(service_client, checkpoint_path, expected_renderer_name)
+    )
+
+
+async def open_training_client(
+    service_client: tinker.ServiceClient,
+    *,
+    model_name: str,
+    lora_rank: int,
+    resume_from: CheckpointRecord | None,
+    load_checkpoint_path: str | None,
+    renderer_name: str | None,
+    user_metadata: Mapping[str, str] | None = None,
+) -> tinker.TrainingClient:
+    """The training client of a run: resumed with its optimizer, started from a checkpoint, or new.
+
+    Raises:
+        CheckpointError: the record to resume from has no training state.
+    """
+    metadata = add_renderer_name_to_user_metadata(user_metadata, renderer_name)
+    if resume_from is not None:
+        if resume_from.state_path is None:
+            raise CheckpointError(f"checkpoint {resume_from.name} has no state_path to resume from")
+        logger.info("resuming from %s", resume_from.state_path)
+        return await service_client.create_training_client_from_state_with_optimizer(
+            resume_from.state_path, user_metadata=metadata
+        )
+    if load_checkpoint_path is not None:
+        await check_renderer_name_for_checkpoint_async(service_client, load_checkpoint_path, renderer_name)
+        return await service_client.create_training_client_from_state(load_checkpoint_path, user_metadata=metadata)
+    return await service_client.create_lora_training_client(model_name, rank=lora_rank, user_metadata=metadata)
+
+
+class CheckpointManager:
+    """Decides when to save: periodic (state and sampler), rolling (state only, replaces the previous one), final.
+
+    Args:
+        save_every: steps between periodic checkpoints; 0: none.
+        rolling_save_every: steps between rolling checkpoints; 0: none. None is made on a periodic step.
+    """
+
+    def __init__(
+        self,
+        training_client: tinker.TrainingClient,
+        service_client: tinker.ServiceClient,
+        log_path: str | Path,
+        *,
+        save_every: int = 0,
+        ttl_seconds: int | None = DEFAULT_TTL_SECONDS,
+        rolling_save_every: int = 0,
+        rolling_ttl_seconds: int | None = 7200,
+        store: TrainingRunStore | None = None,
+    ) -> None:
+        self.training_client = training_client
+        self.service_client = service_client
+        self.log_path = log_path
+        self.save_every = save_every
+        self.ttl_seconds = ttl_seconds
+        self.rolling_save_every = rolling_save_every
+        self.rolling_ttl_seconds = rolling_ttl_seconds
+        self.store = store or TrainingRunStore.local(log_path)
+        self._rolling_path: str | None = None
+        rolling = [r for r in load_checkpoints_file(log_path) if r.extra.get("rolling")] if log_path else []
+        if rolling:
+            self._rolling_path = rolling[-1].state_path
+
+    def should_save_periodic(self, step: int) -> bool:
+        """Whether a periodic checkpoint is due before training this step."""
+        return self.save_every > 0 and step > 0 and step % self.save_every == 0
+
+    def should_save_rolling(self, step: int) -> bool:
+        """Whether a rolling checkpoint is due before training this step."""
+        due = self.rolling_save_every > 0 and step > 0 and step % self.rolling_save_every == 0
+        return due and not self.should_save_periodic(step)
+
+    async def save_periodic_async(self, step: int, loop_state: Mapping[str, Any]) -> dict[str, str]:
+        """Save state and sampler weights."""
+        return await save_checkpoint_async(
+            self.training_client, f"{step:06d}", self.log_path, loop_state, "both", self.ttl_seconds, self.store
+        )
+
+    async def maybe_save_rolling_async(self, step: int, loop_state: Mapping[str, Any]) -> dict[str, str] | None:
+        """Save the state if due, and delete the rolling checkpoint before it."""
+        if not self.should_save_rolling(step):
+            return None
+        previous = self._rolling_path
+        paths = await save_checkpoint_async(
+            self.training_client,
+            f"{step:06d}",
+            self.log_path,
+            {**loop_state, "rolling": True},
+            "state",
+            self.rolling_ttl_seconds,
+            self.store,
+        )
+        self._rolling_path = paths["state_path"]
+        if previous is not None and previous != self._rolling_path:
+            await self._delete(previous)
+        return paths
+
+    async def maybe_save_async(self, step: int, loop_state: Mapping[str, Any]) -> dict[str, str] | None:
+        """Periodic or rolling checkpoint if one is due."""
+        if self.should_save_periodic(step):
+            return await self.save_periodic_async(step, loop_state)
+        return await self.maybe_save_rolling_async(step, loop_state)
+
+    async def save_final_async(self, loop_state: Mapping[str, Any]) -> dict[str, str]:
+        """Save state and sampler weights for good."""
+        return await save_checkpoint_async(
+            self.training_client, "final", self.log_path, {**loop_state, "final": True}, "both", None, self.store
+        )
+
+    async def finalize_async(self, loop_state: Mapping[str, Any]) -> dict[str, str]:
+        """Final checkpoint; the rolling one is not needed any more."""
+        paths = await self.save_final_async(loop_state)
+        if self._rolling_path is not None:
+            await self._delete(self._rolling_path)
+            self._rolling_path = None
+        return paths
+
+    async def _delete(self, path: str) -> None:
+        try:
+            await self.service_client.create_rest_client().delete_checkpoint_from_tinker_path(path)
+        except tinker.TinkerError as error:
+            logger.warning("rolling checkpoint %s could not be deleted: %s", path, error)

@@ -1,0 +1,139 @@
+"""Metrics of trajectories, and the evaluator that plays the held-out dataset."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+import tinker
+from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+from tinker_cookbook.exceptions import AllTrajectoriesFailedError
+from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
+from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutStrategy
+from tinker_cookbook.rl.rollouts import do_group_rollout
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, TrajectoryGroup
+from tinker_cookbook.utils import logtree
+from tinker_cookbook.utils.misc_utils import all_same, dict_mean
+
+
+def compute_trajectory_metrics(
+    trajectory_groups_P: list[TrajectoryGroup], taglist_P: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """Metrics under ``env/all/``, and under ``env/<tag>/`` for each tag that marks some but not all groups."""
+    if not trajectory_groups_P:
+        return {}
+    metrics = {f"env/all/{key}": value for key, value in _group_metrics(trajectory_groups_P).items()}
+    for tag in sorted({tag for tags in taglist_P for tag in tags}):
+        chosen = [group for group, tags in zip(trajectory_groups_P, taglist_P, strict=True) if tag in tags]
+        if len(chosen) < len(trajectory_groups_P):
+            metrics.update({f"env/{tag}/{key}": value for key, value in _group_metrics(chosen).items()})
+    return metrics
+
+
+def _group_metrics(groups: list[TrajectoryGroup]) -> dict[str, float]:
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories_G]
+    turns = [turn for trajectory in trajectories for turn in trajectory.transitions]
+    actions = [len(turn.ac.tokens) for turn in turns]
+    observations = [turn.ob.length for turn in turns]
+    rewards = [reward for group in groups for reward in group.get_total_rewards()]
+    out: dict[str, float] = {
+        "ac_tokens_per_turn": float(np.sum(actions)) / max(len(turns), 1),
+        "ob_tokens_per_turn": float(np.sum(observations)) / max(len(turns), 1),
+        "turns_per_episode": len(turns) / max(len(trajectories), 1),
+        "total_episodes": float(len(trajectories)),
+        "total_turns": float(len(turns)),
+        "total_ac_tokens": float(np.sum(actions)),
+        "total_ob_tokens": float(np.sum(observations)),
+        "total_cached_ob_tokens": float(sum(turn.ac.prompt_cache_hit_tokens for turn in turns)),
+        "reward/total": float(np.mean(rewards)) if rewards else 0.0,
+    }
+    out.update(_by_group(groups))
+    rows: list[dict[str, float]] = []
+    for group in groups:
+        for trajectory, group_metrics in zip(group.trajectories_G, group.metrics_G, strict=True):
+            rows.append({**_mean_over_turns(trajectory.transitions), **group_metrics})
+    stops = {key for row in rows for key in row if key.startswith("stop/")}
+    for row in rows:
+        row.update({key: 0.0 for key in stops if key not in row})
+    out.update(dict_mean(rows))
+    return out
+
+
+def _mean_over_turns(transitions: Sequence[object]) -> dict[str, float]:
+    merged = dict_mean([dict(turn.metrics) for turn in transitions])  # type: ignore[attr-defined]
+    for turn in transitions:  # an ending happens once, however many turns there were
+        merged.update({k: float(v) for k, v in turn.metrics.items() if k.startswith("stop/")})  # type: ignore[attr-defined]
+    return merged
+
+
+def _by_group(groups: list[TrajectoryGroup]) -> dict[str, float]:
+    mixed = good = bad = 0
+    for group in groups:
+        rewards = group.get_total_rewards()
+        if rewards and not all_same(rewards):
+            mixed += 1
+        elif rewards and rewards[0] >= 0.5:
+            good += 1
+        else:
+            bad += 1
+    names = {"frac_mixed": mixed, "frac_all_good": good, "frac_all_bad": bad}
+    return {f"by_group/{name}": count / max(len(groups), 1) for name, count in names.items()}
+
+
+def dataset_to_env_group_builders(dataset: RLDataset) -> list[EnvGroupBuilder]:
+    """All groups of a dataset."""
+    return [builder for index in range(len(dataset)) for builder in dataset.get_batch(index)]
+
+
+class RLTestSetEvaluator(SamplingClientEvaluator):
+    """Plays every group of a dataset once. ``temperature`` is 1 unless asked for otherwise."""
+
+    def __init__(
+        self,
+        dataset: RLDataset,
+        max_tokens: int,
+        name: str = "test",
+        num_groups_to_log: int = 4,
+        temperature: float = 1.0,
+        strategy: RolloutStrategy | None = None,
+        termination: TerminationRewardPolicy | None = None,
+        on_groups: Callable[[list[TrajectoryGroup], list[list[str]]], None] | None = None,
+    ) -> None:
+        self.env_group_builders_P = dataset_to_env_group_builders(dataset)
+        self.max_tokens = max_tokens
+        self.name = name
+        self.num_groups_to_log = num_groups_to_log
+        self.temperature = temperature
+        self.strategy = strategy or FailFast()
+        self.termination = termination
+        self.on_groups = on_groups
+
+    async def __call__(self, sampling_client: tinker.SamplingClient) -> dict[str, float]:
+        return await self.eval_token_completer(
+            TinkerTokenCompleter(sampling_client, max_tokens=self.max_tokens, temperature=self.temperature)
+        )
+
+    async def eval_token_completer(self, policy: TokenCompleter) -> dict[str, float]:
+        """Metrics of a policy, each with the evaluator's name in front."""
+
+        async def play(index: int, builder: EnvGroupBuilder) -> TrajectoryGroup | None:
+            with logtree.optional_enable_logging(index < self.num_groups_to_log):
+                try:
+                    return await do_group_rollout(builder, policy, self.strategy, self.termination)
+                except AllTrajectoriesFailedError:
+                    if not self.strategy.catches_group_errors:
+                        raise
+                    return None
+
+        played = await asyncio.gather(*(play(i, builder) for i, builder in enumerate(self.env_group_builders_P)))
+        groups, tags = [], []
+        for builder, group in zip(self.env_group_builders_P, played, strict=True):
+            if group is not None:
+                groups.append(group)
+                tags.append(builder.logging_tags())
+        if self.on_groups is not None:
+            self.on_groups(groups, tags)
+        return {f"{self.name}/{key}": value for key, value in compute_trajectory_metrics(groups, tags).items()}

@@ -1,0 +1,64 @@
+"""Limits of an episode, as values: how long, what to do with unreadable actions, what a cut-off episode is worth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tinker_cookbook.rl.types import StopReason
+
+CUT_OFF = frozenset(
+    {
+        StopReason.MAX_TURNS,
+        StopReason.MAX_TOKENS,
+        StopReason.MAX_SAMPLED_TOKENS,
+        StopReason.MAX_TOOL_CALLS,
+        StopReason.CONTEXT_OVERFLOW,
+        StopReason.ROLLOUT_TIMEOUT,
+    }
+)
+
+
+@dataclass(frozen=True)
+class RolloutLimits:
+    """Bounds of one episode; None: no bound. Tokens of a trajectory are those of its last observation and action."""
+
+    max_turns: int | None = None
+    max_trajectory_tokens: int | None = None
+    max_sampled_tokens: int | None = None
+    max_tool_calls: int | None = None
+    max_turn_tokens: int | None = None
+    rollout_timeout_seconds: float | None = None
+    sampling_turn_timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class ParseErrorPolicy:
+    """What happens with an action that cannot be read.
+
+    Up to ``max_consecutive`` in a row the model is told (``retry_message_template`` with ``{error}``) and may try
+    again, each costing ``penalty_per_error``; one more ends the episode with ``terminal_reward``.
+    ``mask_error_turns``: such turns are not trained.
+    """
+
+    max_consecutive: int = 0
+    retry_message_template: str = "Your last message could not be read: {error}. Answer again in the right format."
+    penalty_per_error: float = 0.0
+    terminal_reward: float = 0.0
+    mask_error_turns: bool = False
+
+
+@dataclass(frozen=True)
+class TerminationRewardPolicy:
+    """What the reward of an episode that hit a limit is.
+
+    ``zero_reward_on_limit``: its total is at most 0. ``limit_stop_reasons``: which endings count as limits.
+    ``skip_grading_on_timeout``: a timed-out episode gets no group reward. ``grader_timeout_seconds``: deadline of
+    the group reward. ``pass_all_messages_to_grader``: message environments hand the grader all messages, not only
+    those after the prompt.
+    """
+
+    zero_reward_on_limit: bool = False
+    limit_stop_reasons: frozenset[StopReason] = field(default=CUT_OFF)
+    skip_grading_on_timeout: bool = False
+    grader_timeout_seconds: float | None = None
+    pass_all_messages_to_grader: bool = False

@@ -1,0 +1,45 @@
+"""Ready combinations of limits and policies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits, TerminationRewardPolicy
+from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutStrategy
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """How an episode is run."""
+
+    limits: RolloutLimits = field(default_factory=RolloutLimits)
+    parse_errors: ParseErrorPolicy = field(default_factory=ParseErrorPolicy)
+    termination: TerminationRewardPolicy = field(default_factory=TerminationRewardPolicy)
+    tool_execution: Literal["sequential", "parallel"] = "parallel"
+
+
+def simple() -> RolloutConfig:
+    """No limits: the environment decides."""
+    return RolloutConfig()
+
+
+def agentic() -> RolloutConfig:
+    """For tool use: 10 turns, 65536 tokens, 30 tool calls, 2 retries after unreadable actions, cut-off episodes are
+    worth at most 0, 900 s for the grader, tools one after another."""
+    return RolloutConfig(
+        limits=RolloutLimits(max_turns=10, max_trajectory_tokens=65_536, max_tool_calls=30),
+        parse_errors=ParseErrorPolicy(max_consecutive=2),
+        termination=TerminationRewardPolicy(zero_reward_on_limit=True, grader_timeout_seconds=900.0),
+        tool_execution="sequential",
+    )
+
+
+def default_rollout_config_for_model(model_name: str) -> RolloutConfig:
+    """Preset of a model: the simple one, unless a model needs another."""
+    return simple()
+
+
+def default_rollout_strategy_for_model(model_name: str) -> RolloutStrategy:
+    """Error strategy of a model: fail at once, unless a model needs another."""
+    return FailFast()

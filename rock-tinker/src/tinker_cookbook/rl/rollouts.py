@@ -1,0 +1,169 @@
+"""Plays groups of episodes and computes their group rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+import tinker
+from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter, seed_scope, seeded
+from tinker_cookbook.exceptions import AllTrajectoriesFailedError
+from tinker_cookbook.rl.data_processing import has_constant_rewards
+from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
+from tinker_cookbook.rl.rollout_presets import RolloutConfig
+from tinker_cookbook.rl.rollout_runner import run_rollout
+from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutStrategy
+from tinker_cookbook.rl.types import (
+    Env,
+    EnvGroupBuilder,
+    Metrics,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+)
+from tinker_cookbook.utils import logtree, trace
+
+logger = logging.getLogger(__name__)
+
+_executor: Executor | None = None
+
+
+def set_rollout_executor(executor: Executor | None) -> None:
+    """Run whole groups in an executor (for example a process pool); builders and clients must be picklable."""
+    global _executor
+    _executor = executor
+
+
+def get_rollout_executor() -> Executor | None:
+    """The executor of groups, if there is one."""
+    return _executor
+
+
+class RolloutErrorCounter:
+    """Counts failed rollouts for the metrics."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._groups = 0
+
+    def ingest(self, group: TrajectoryGroup | None) -> None:
+        """Add the errors of a group; None is a group that failed as a whole."""
+        if group is None:
+            self._groups += 1
+            return
+        self._counts.update(error.error_type for error in group.rollout_errors)
+
+    def get_metrics(self) -> dict[str, float]:
+        """``rollout_errors/<type>``, ``rollout_errors/total`` and skipped groups, since the last call."""
+        metrics = {f"rollout_errors/{kind}": float(count) for kind, count in self._counts.items()}
+        if self._counts:
+            metrics["rollout_errors/total"] = float(sum(self._counts.values()))
+        if self._groups:
+            metrics["rollout_errors/skipped_groups"] = float(self._groups)
+        self._counts.clear()
+        self._groups = 0
+        return metrics
+
+
+async def do_single_rollout(policy: TokenCompleter, env: Env) -> Trajectory:
+    """Play one episode with the limits that the environment brings along (``env.rollout_config``), if any."""
+    return await run_rollout(policy, env, config=getattr(env, "rollout_config", None))
+
+
+@trace.scope
+async def do_group_rollout(
+    env_group_builder: EnvGroupBuilder,
+    policy: TokenCompleter,
+    strategy: RolloutStrategy | None = None,
+    termination: TerminationRewardPolicy | None = None,
+) -> TrajectoryGroup:
+    """Play all episodes of a group and grade them.
+
+    Raises:
+        AllTrajectoriesFailedError: the strategy could not complete the group.
+    """
+    config: RolloutConfig | None = getattr(env_group_builder, "rollout_config", None)
+    termination = termination or (config.termination if config else TerminationRewardPolicy())
+
+    async def run_one(env: Env, index: int) -> Trajectory:
+        # Each episode is a task of its own, so the scope does not leak into its siblings.
+        with seed_scope(index) if seeded() else contextlib.nullcontext():
+            return await run_rollout(policy, env, config=getattr(env, "rollout_config", None) or config)
+
+    try:
+        envs = await env_group_builder.make_envs()
+        result = await (strategy or FailFast()).execute(env_group_builder, envs, run_one)
+        rewards = await _grade(env_group_builder, result.trajectories, result.envs, termination)
+    finally:
+        await env_group_builder.cleanup()
+    finals: list[float] = []
+    for trajectory, (reward, _) in zip(result.trajectories, rewards, strict=True):
+        cut_off = trajectory.stop_reason in termination.limit_stop_reasons
+        if termination.zero_reward_on_limit and cut_off:
+            steps = sum(turn.reward for turn in trajectory.transitions)
+            reward = min(steps + reward, 0.0) - steps
+        finals.append(reward)
+    return TrajectoryGroup(
+        trajectories_G=result.trajectories,
+        final_rewards_G=finals,
+        metrics_G=[metrics for _, metrics in rewards],
+        rollout_errors=result.errors,
+    )
+
+
+async def _grade(
+    builder: EnvGroupBuilder, trajectories: list[Trajectory], envs: Sequence[Env], termination: TerminationRewardPolicy
+) -> list[tuple[float, Metrics]]:
+    async with trace.scope_span("compute_group_rewards"):
+        rewards = await asyncio.wait_for(
+            builder.compute_group_rewards(trajectories, envs), termination.grader_timeout_seconds
+        )
+    if not termination.skip_grading_on_timeout:
+        return rewards
+    return [
+        (0.0, metrics) if trajectory.stop_reason is StopReason.ROLLOUT_TIMEOUT else (reward, metrics)
+        for trajectory, (reward, metrics) in zip(trajectories, rewards, strict=True)
+    ]
+
+
+async def do_group_rollout_and_filter_constant_reward(
+    sampling_client: tinker.SamplingClient,
+    env_group_builder: EnvGroupBuilder,
+    max_tokens: int,
+    temperature: float,
+    do_remove_constant_reward_groups: bool,
+    enable_logging: bool = True,
+    strategy: RolloutStrategy | None = None,
+    termination: TerminationRewardPolicy | None = None,
+) -> TrajectoryGroup | None:
+    """Sample a group; None if it failed (and the strategy allows that) or, if asked to, has constant rewards."""
+    strategy = strategy or FailFast()
+    policy = TinkerTokenCompleter(sampling_client, max_tokens=max_tokens, temperature=temperature)
+    with logtree.optional_enable_logging(enable_logging):
+        try:
+            if _executor is not None:
+                loop = asyncio.get_running_loop()
+                group = await loop.run_in_executor(
+                    _executor, _run_in_worker, env_group_builder, policy, strategy, termination
+                )
+            else:
+                group = await do_group_rollout(env_group_builder, policy, strategy, termination)
+        except AllTrajectoriesFailedError as error:
+            if not strategy.catches_group_errors:
+                raise
+            logger.warning("group skipped: %s", error)
+            return None
+    if do_remove_constant_reward_groups and has_constant_rewards(group):
+        return None
+    return group
+
+
+def _run_in_worker(
+    builder: EnvGroupBuilder, policy: Any, strategy: RolloutStrategy, termination: TerminationRewardPolicy | None
+) -> TrajectoryGroup:
+    return asyncio.run(do_group_rollout(builder, policy, strategy, termination))

@@ -1,0 +1,1 @@
+"""Logging, tracing and small tools."""
