@@ -132,7 +132,7 @@ class RuntimeConfig(Section):
         if self.backend.api_keys_file is None and not is_loopback(self.backend.host):
             raise ConfigError(
                 f"backend.host {self.backend.host!r} can be reached from other machines, but backend.api_keys_file is "
-                "not set: make a key with `tinker-backend keys add` and name its file, or listen on 127.0.0.1"
+                "not set: make a key with `tinker-backend keys create` and name its file, or listen on 127.0.0.1"
             )
 
 

@@ -39,7 +39,11 @@ class LedgerError(BackendError):
 
 
 class RuntimeGone(BackendError):
-    """The runtime process ended, or never came up, while a call waited for it."""
+    """The runtime process ended, or never came up. ``in_flight``: it held the call when it died."""
+
+    def __init__(self, message: str, in_flight: bool = False) -> None:
+        super().__init__(message)
+        self.in_flight = in_flight
 
 
 class ApiError(BackendError):

@@ -197,8 +197,9 @@ class Supervisor:
         ending = asyncio.create_task(process.wait())
         try:
             await asyncio.wait((greeting, ending), return_when=asyncio.FIRST_COMPLETED)
-            if greeting.done() and not greeting.cancelled() and (error := greeting.exception()):
-                self.kill(f"its greeting failed: {error}")
+            failed = greeting.exception() if greeting.done() and not greeting.cancelled() else None
+            if failed is not None:
+                self.kill(f"its greeting failed: {failed}")
             elif not ending.done():
                 await self._set_state("ready")
                 log.info("runtime %d is ready: %s", process.pid, ", ".join(card.name for card in self.models))

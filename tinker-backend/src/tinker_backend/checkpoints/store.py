@@ -68,7 +68,11 @@ def audit_record(owner: str, event: str, path: TinkerPath, **details: Any) -> Ca
         run_id=path.run_id,
         tinker_path=str(path),
     )
-    return lambda connection: connection.execute(statement) and None
+
+    def write(connection: Connection) -> None:
+        connection.execute(statement)
+
+    return write
 
 
 class CheckpointStore:

@@ -109,6 +109,10 @@ class PromiseBook:
         """The promise, if it is in memory."""
         return self._promises.get(request_id)
 
+    def finished_of(self, target: str) -> list[Promise]:
+        """Finished promises of a target that are in memory, oldest first."""
+        return [promise for promise in self._finished.values() if promise.target == target]
+
     async def get(self, request_id: str, principal: Principal) -> Promise:
         """The promise of the caller. Raises NotFound, Forbidden, Expired."""
         promise = self._promises.get(request_id) or await self._read(request_id)

@@ -72,6 +72,7 @@ class Run:
     log_seconds: float = 0.0
     log_operations: int = 0
     log_since: float = field(default_factory=time.monotonic)
+    rebuild_failures: int = 0
     unsaved_versions: list[str] = field(default_factory=list)
     """Published sampler weights that are not on disk yet."""
 

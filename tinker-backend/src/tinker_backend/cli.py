@@ -1,0 +1,214 @@
+"""``tinker-backend``: serve, status, checkpoints, doctor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+import uvicorn
+
+from . import __version__
+from .auth import keys
+from .config import EngineConfig, RuntimeConfig
+from .conformance.command import conformance
+from .errors import BackendError, ConfigError
+from .server.app import create_app
+from .server.backend import Backend
+
+log = logging.getLogger("tinker_backend")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="tinker-backend")
+def main() -> None:
+    """A self-hosted server of the Tinker API."""
+
+
+@main.command()
+@click.option("--config", "config_path", type=click.Path(path_type=Path), required=True, help="runtime.yaml")
+@click.option("--host", help="Instead of backend.host")
+@click.option("--port", type=int, help="Instead of backend.port; 0 takes a free one")
+def serve(config_path: Path, host: str | None, port: int | None) -> None:
+    """Run the server until SIGINT or SIGTERM."""
+    try:
+        config = RuntimeConfig.load(config_path)
+        changes = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
+        config = config.model_copy(update={"backend": config.backend.model_copy(update=changes)})
+        if config.runtime.command is None:
+            EngineConfig.load(config.runtime.engine)  # a mistake in it is told before a process starts
+        _log_to(config)
+        click.echo(_shown(config))
+        backend = Backend.build(config)
+        listener = _listen(config.backend.host, config.backend.port)
+        code = asyncio.run(_serve(backend, listener))
+    except (ConfigError, BackendError) as error:
+        raise click.ClickException(str(error)) from error
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+async def _serve(backend: Backend, listener: socket.socket) -> int:
+    config = backend.config
+    address = f"http://{config.backend.host}:{listener.getsockname()[1]}"
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(backend),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=120,
+            timeout_graceful_shutdown=3,
+            h11_max_incomplete_event_size=config.limits.header_bytes + 4096,
+            server_header=False,
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    starting = asyncio.create_task(backend.start())
+    try:
+        # The port is open while the models load: requests that need them wait, health says "starting".
+        await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            click.echo(f"ready on {address}", err=False)
+            sys.stdout.flush()
+        await serving
+    finally:
+        server.should_exit = True
+        if not starting.done():
+            starting.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        await backend.stop()
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise BackendError(
+            f"cannot listen on {host}:{port}: {error.strerror}; stop what uses the port or set backend.port"
+        ) from error
+    listener.listen(4096)
+    listener.set_inheritable(False)
+    return listener
+
+
+def _log_to(config: RuntimeConfig) -> None:
+    config.logs.folder.mkdir(parents=True, exist_ok=True)
+    form = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    root = logging.getLogger()
+    root.setLevel(config.logs.level.upper())
+    for handler in (logging.StreamHandler(sys.stderr), logging.FileHandler(config.logs.folder / "backend.log")):
+        handler.setFormatter(form)
+        root.addHandler(handler)
+    # Request lines of the HTTP stack may carry signed links.
+    for name in ("httpx", "httpcore", "uvicorn.access"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _shown(config: RuntimeConfig) -> str:
+    """The configuration in effect, without secrets."""
+    document = config.model_dump(mode="json")
+    if config.ledger.url and config.ledger.url != "memory":
+        import sqlalchemy as sa
+
+        with contextlib.suppress(sa.exc.ArgumentError):
+            document["ledger"]["url"] = sa.make_url(config.ledger.url).render_as_string(hide_password=True)
+    return json.dumps(document, indent=2)
+
+
+def _ask(base_url: str, path: str) -> Any:
+    headers = {"X-API-Key": key} if (key := os.environ.get("TINKER_API_KEY")) else {}
+    try:
+        answer = httpx.get(f"{base_url.rstrip('/')}{path}", headers=headers, timeout=30)
+    except httpx.HTTPError as error:
+        raise click.ClickException(f"{base_url} does not answer: {error}; is the server running?") from error
+    if answer.status_code != 200:
+        raise click.ClickException(f"{base_url} answered {answer.status_code}: {answer.text[:500]}")
+    return answer.json()
+
+
+_BASE_URL = click.option(
+    "--base-url", envvar="TINKER_BASE_URL", default="http://127.0.0.1:19210", show_default=True, help="The server"
+)
+
+
+@main.command()
+@_BASE_URL
+def status(base_url: str) -> None:
+    """Show what a running server does (key from TINKER_API_KEY)."""
+    click.echo(json.dumps(_ask(base_url, "/api/v1/status"), indent=2))
+
+
+@main.command()
+@_BASE_URL
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of lines")
+def checkpoints(base_url: str, as_json: bool) -> None:
+    """List checkpoints (key from TINKER_API_KEY)."""
+    found = _ask(base_url, "/api/v1/checkpoints?limit=10000")["checkpoints"]
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for item in found:
+        expiry = f"  expires {item['expires_at']}" if item["expires_at"] else ""
+        click.echo(f"{item['tinker_path']}  {(item['size_bytes'] or 0) / 1e6:.1f} MB  {item['time']}{expiry}")
+    if not found:
+        click.echo("no checkpoints")
+
+
+@main.command()
+@click.option("--config", "config_path", type=click.Path(path_type=Path), required=True, help="runtime.yaml")
+def doctor(config_path: Path) -> None:
+    """Look for what would keep the server from running; exits with 1 when something does."""
+    problems = 0
+
+    def report(good: bool, text: str) -> None:
+        nonlocal problems
+        problems += not good
+        click.echo(f"{'ok  ' if good else 'FAIL'}  {text}")
+
+    try:
+        config = RuntimeConfig.load(config_path)
+        report(True, f"{config_path} can be read")
+        config.check_listen_address()
+        engine = EngineConfig.load(config.runtime.engine)
+        report(True, f"{config.runtime.engine} can be read; base model {engine.pretrain}")
+    except ConfigError as error:
+        report(False, str(error))
+        sys.exit(1)
+    for name, folder in (("checkpoints", config.checkpoints.folder), ("logs", config.logs.folder)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(folder).free
+            report(os.access(folder, os.W_OK), f"{name} folder {folder} can be written")
+            report(free > 2 * 1024**3, f"{free / 1e9:.1f} GB are free there (2 GB are wanted)")
+        except OSError as error:
+            report(False, f"{name} folder {folder}: {error.strerror}")
+    try:
+        _listen(config.backend.host, config.backend.port).close()
+        report(True, f"{config.backend.host}:{config.backend.port} is free")
+    except BackendError as error:
+        report(False, str(error))
+    python = config.runtime.python or sys.executable
+    found = shutil.which(python)
+    report(found is not None, f"runtime.python {python} {'exists' if found else 'does not exist'}")
+    sys.exit(1 if problems else 0)
+
+
+main.add_command(keys)
+main.add_command(conformance)

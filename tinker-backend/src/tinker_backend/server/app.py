@@ -1,0 +1,78 @@
+"""Builds the FastAPI application around a Backend."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
+from ..errors import ApiError, LedgerError
+from .backend import Backend
+from .limits import FrontDoor
+
+log = logging.getLogger(__name__)
+
+_ROUTES = (
+    "service",
+    "sessions",
+    "models",
+    "training",
+    "weights",
+    "sampling",
+    "futures",
+    "training_runs",
+    "checkpoints",
+    "usage",
+    "console",
+    "metrics",
+    "openai",
+    "anthropic",
+)
+
+
+def create_app(backend: Backend) -> FastAPI:
+    """The application; ``backend`` must be started by the caller (see ``cli.serve``)."""
+    app = FastAPI(title="tinker-backend", version=backend.version, docs_url="/docs", redoc_url=None)
+    app.state.backend = backend
+    for name in _ROUTES:
+        module = f"{__package__}.routes.{name}"
+        if importlib.util.find_spec(module) is not None:
+            app.include_router(importlib.import_module(module).router)
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(LedgerError, _ledger_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_middleware(FrontDoor, backend=backend)
+    return app
+
+
+async def _api_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    return JSONResponse({"detail": str(error)}, error.status, headers=dict(error.headers))
+
+
+async def _ledger_error(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": str(error)}, 503, headers={"retry-after": "5"})
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    """A body of the wrong form: 422 in plain words; the seq_id that it carries is used up."""
+    assert isinstance(error, RequestValidationError)
+    body: Any = error.body
+    if isinstance(body, dict) and isinstance(body.get("model_id"), str) and isinstance(body.get("seq_id"), int):
+        backend: Backend = request.app.state.backend
+        try:
+            run = await backend.training.get(body["model_id"], request.state.principal)
+            backend.training.refuse(run, body["seq_id"])
+        except ApiError as refusal:
+            log.debug("no run for a refused body: %s", refusal)
+    problems = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"][1:]) or str(item["loc"][0])
+        found = "" if item["type"] == "missing" else f" (found {str(item.get('input'))[:100]!r})"
+        problems.append(f"{where}: {str(item['msg']).removeprefix('Value error, ')}{found}")
+    return JSONResponse({"detail": "; ".join(problems)}, 422)

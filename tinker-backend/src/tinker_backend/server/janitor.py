@@ -1,0 +1,64 @@
+"""Housekeeping in the background: expiry, heartbeats, idle runs, old rows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from ..errors import BackendError
+from ..ledger import tables
+
+if TYPE_CHECKING:
+    from .backend import Backend
+
+log = logging.getLogger(__name__)
+_TICK = 1.0
+_SLOW_EVERY = 30
+
+
+class Janitor:
+    """Runs for the life of the server."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    async def run(self) -> None:
+        """Ticks each second; the costlier chores come every half minute."""
+        tick = 0
+        while True:
+            await asyncio.sleep(_TICK)
+            tick += 1
+            try:
+                await self._backend.store.expire()
+                if tick % _SLOW_EVERY == 0:
+                    self._backend.sessions.save_heartbeats()
+                    await self._release_idle_runs()
+                    await self._forget_old_results()
+            except (BackendError, OSError, sa.exc.SQLAlchemyError) as error:
+                log.warning("housekeeping failed and will be repeated: %s", error)
+
+    async def _release_idle_runs(self) -> None:
+        horizon = time.time() - self._backend.config.limits.run_idle_seconds
+        for run in self._backend.training.runs:
+            if run.last_request_at < horizon:
+                await self._backend.training.release(run)
+
+    async def _forget_old_results(self) -> None:
+        """Removes results past their time, but no row that a rebuild or an order still needs."""
+        horizon = time.time() - self._backend.config.limits.result_keep_seconds
+        ops = tables.operations.c
+        contained = (
+            sa.select(tables.runs.c.run_id)
+            .where(tables.runs.c.run_id == ops.target, tables.runs.c.snapshot_seq >= ops.seq_id)
+            .exists()
+        )
+        results = (
+            sa.update(tables.operations)
+            .where(ops.finished_at < horizon, ops.result.is_not(None), sa.or_(ops.kind == "sample", contained))
+            .values(result=None, payload=None)
+        )
+        self._backend.ledger.post(lambda connection: connection.execute(results))
