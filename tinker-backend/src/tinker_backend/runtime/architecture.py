@@ -101,7 +101,9 @@ class Architecture:
                 modules = ((f"{at}self_attn.qkv_proj", q + 2 * kv),)
             return Projection(self.hidden, modules, self.qkv_bias)
         if group == "o":
-            return Projection(q, ((f"{at}self_attn.{'dense' if self.parallel else 'o_proj'}", self.hidden),), self.out_bias)
+            return Projection(
+                q, ((f"{at}self_attn.{'dense' if self.parallel else 'o_proj'}", self.hidden),), self.out_bias
+            )
         if group == "up":
             if not self.gated:
                 modules = ((f"{at}mlp.fc1", self.intermediate),)
@@ -268,7 +270,9 @@ def _rotary(family: str, named: str, config: dict[str, Any]) -> Architecture:
         raise UnsupportedModel(
             f"architecture {named}: rope_type {rope['rope_type']!r} is not supported; supported: {', '.join(_ROPE_KINDS)}"
         )
-    partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or (0.5 if family == "phi" else 1.0)
+    partial = (
+        rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or (0.5 if family == "phi" else 1.0)
+    )
     max_positions = config.get("max_position_embeddings", 2048)
     window = config.get("sliding_window")
     if window and config.get("use_sliding_window", True):

@@ -35,7 +35,9 @@ class PackLayout:
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.lengths = list(lengths)
         self.tokens = sum(self.lengths)
-        self.positions = torch.cat([torch.arange(n) for n in self.lengths]).to(device) if self.lengths else torch.empty(0)
+        self.positions = (
+            torch.cat([torch.arange(n) for n in self.lengths]).to(device) if self.lengths else torch.empty(0)
+        )
         self.groups = _groups(self.lengths, device)
 
     @property

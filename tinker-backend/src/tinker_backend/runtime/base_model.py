@@ -84,7 +84,9 @@ def load_base_model(
     )
 
 
-def read_weights(folder: Path, architecture: Architecture, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+def read_weights(
+    folder: Path, architecture: Architecture, dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
     """Fused weights of a Hugging Face folder in ``dtype``. Raises UnsupportedModel when a tensor is missing or misshaped."""
     files = sorted(folder.glob("*.safetensors"))
     files = [f for f in files if not f.name.startswith(("adapter_", "optimizer", "gradients"))]
@@ -100,11 +102,15 @@ def read_weights(folder: Path, architecture: Architecture, dtype: torch.dtype, d
         for piece in pieces:
             source = piece.name if piece.name in where else bare.get(piece.name, piece.name)
             if source not in where:
-                raise UnsupportedModel(f"{folder}: tensor {piece.name} is missing; the folder is not a complete {architecture.name} model")
+                raise UnsupportedModel(
+                    f"{folder}: tensor {piece.name} is missing; the folder is not a complete {architecture.name} model"
+                )
             value = where[source].get_tensor(source)
             value = value.t() if piece.transposed else value
             if value.shape != out[piece.start : piece.stop].shape:
-                raise UnsupportedModel(f"{folder}: tensor {piece.name} has shape {tuple(value.shape)}, not {tuple(out[piece.start : piece.stop].shape)}")
+                raise UnsupportedModel(
+                    f"{folder}: tensor {piece.name} has shape {tuple(value.shape)}, not {tuple(out[piece.start : piece.stop].shape)}"
+                )
             out[piece.start : piece.stop] = value
         fused[target] = out
     return fused

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tinker_backend.runtime.kv_cache import KvBudget, PrefixCache, RowPool, Segment, capacity_for, new_kv
 from tinker_backend.runtime.prompt_scores import PromptScores
-from tinker_backend.runtime.roles import SampleRequest, SampleResult
+from tinker_backend.runtime.roles import SamplePart, SampleRequest, SampleResult
 from tinker_backend.runtime.sampler_version import SamplerVersion, WeightSet
 from tinker_backend.runtime.stop_rules import StopRules
 from tinker_backend.runtime.token_choice import ChoiceParams
@@ -41,6 +41,8 @@ class Job:
     samples: list[Sample] = field(default_factory=list)
     cache_hits: int = 0
     cancelled: bool = False
+    listener: Callable[[SamplePart], None] | None = None
+    """Gets every token as it is sampled."""
 
     @property
     def unfinished(self) -> int:
@@ -298,7 +300,9 @@ class Batcher:
             return
         length = sample.cached
         if keep and self.prefixes.make_room(length):
-            tokens = np.concatenate([np.asarray(sample.job.request.tokens, dtype=np.int64), np.asarray(sample.tokens, dtype=np.int64)])[:length]
+            tokens = np.concatenate(
+                [np.asarray(sample.job.request.tokens, dtype=np.int64), np.asarray(sample.tokens, dtype=np.int64)]
+            )[:length]
             kv = pool.row(pool.owners.index(sample))[:, :, :length].clone()
             self.budget.used += length
             self.prefixes.keep(Segment(sample.job.version.name, tokens, kv))
@@ -324,4 +328,3 @@ class Batcher:
             self.close(prompt)
         for sample in job.samples:
             self.leave(sample, keep=False)
-

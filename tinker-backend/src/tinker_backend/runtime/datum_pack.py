@@ -57,7 +57,10 @@ def prepare(index: int, request: LossRequest, run: TrainingRun) -> PreparedReque
         config = _config(request, entry)
     if not request.data:
         raise RuntimeFault("data: at least one datum is needed", "user")
-    data = [_datum(f"data[{i}]", d.tokens, d.inputs, entry, config, request.loss_fn, run) for i, d in enumerate(request.data)]
+    data = [
+        _datum(f"data[{i}]", d.tokens, d.inputs, entry, config, request.loss_fn, run)
+        for i, d in enumerate(request.data)
+    ]
     return PreparedRequest(index, request, run, config, data)
 
 
@@ -112,7 +115,9 @@ def _datum(
         if name in given:
             value = np.asarray(dense(given[name]), dtype=np.float32)
             if value.shape != targets.shape:
-                raise RuntimeFault(f"{where}: {name} has shape {value.shape}, target_tokens has {targets.shape}", "user")
+                raise RuntimeFault(
+                    f"{where}: {name} has shape {value.shape}, target_tokens has {targets.shape}", "user"
+                )
             if not np.isfinite(value).all():
                 raise RuntimeFault(f"{where}: {name} holds NaN or infinite values", "user")
         elif kind.required:
@@ -122,7 +127,9 @@ def _datum(
         inputs[name] = value
     unknown = sorted(set(given) - set(entry.inputs))
     if unknown:
-        raise RuntimeFault(f"{where}: {loss_fn} takes no input {unknown[0]!r}; it takes {', '.join(entry.inputs)}", "user")
+        raise RuntimeFault(
+            f"{where}: {loss_fn} takes no input {unknown[0]!r}; it takes {', '.join(entry.inputs)}", "user"
+        )
     return PreparedDatum(ids, targets.reshape(size, -1), inputs, targets.shape)
 
 

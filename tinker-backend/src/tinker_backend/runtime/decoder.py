@@ -67,7 +67,15 @@ class Decoder:
         for layer in range(a.layers):
             if checkpointing and torch.is_grad_enabled():
                 x = checkpoint(
-                    self._block, weights, x, layer, rotation, attend, adapters, use_reentrant=False, preserve_rng_state=False
+                    self._block,
+                    weights,
+                    x,
+                    layer,
+                    rotation,
+                    attend,
+                    adapters,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
                 )
             else:
                 x = self._block(weights, x, layer, rotation, attend, adapters)
@@ -122,7 +130,9 @@ class Decoder:
         v = qkv[:, a.heads + a.kv_heads :]
         if a.qk_norm:
             q = rms_norm(qkv[:, : a.heads], weights[f"layers.{layer}.q_norm.weight"], a.norm_eps, 0.0)
-            k = rms_norm(qkv[:, a.heads : a.heads + a.kv_heads], weights[f"layers.{layer}.k_norm.weight"], a.norm_eps, 0.0)
+            k = rms_norm(
+                qkv[:, a.heads : a.heads + a.kv_heads], weights[f"layers.{layer}.k_norm.weight"], a.norm_eps, 0.0
+            )
             if rotation is not None:
                 q, k = rotate(q, *rotation), rotate(k, *rotation)
         else:

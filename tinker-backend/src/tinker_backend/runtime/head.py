@@ -69,13 +69,21 @@ LossGradient = Callable[[int, int, Tensor], Tensor]
 @torch.no_grad()
 def score(head: Head, hidden_TD: Tensor, targets_TK: Tensor) -> Tensor:
     """float32 logprobs (T, K) of the targets."""
-    parts = [_log_softmax_at(head.logits(h, segments)[0], targets)[0] for h, targets, segments in _chunks(head, hidden_TD, targets_TK)]
+    parts = [
+        _log_softmax_at(head.logits(h, segments)[0], targets)[0]
+        for h, targets, segments in _chunks(head, hidden_TD, targets_TK)
+    ]
     return torch.cat(parts) if parts else targets_TK.new_zeros(targets_TK.shape, dtype=torch.float32)
 
 
 @torch.no_grad()
 def score_and_differentiate(
-    head: Head, hidden_TD: Tensor, targets_TK: Tensor, gradient: LossGradient, weight_grad: Tensor | None = None, bias_grad: Tensor | None = None
+    head: Head,
+    hidden_TD: Tensor,
+    targets_TK: Tensor,
+    gradient: LossGradient,
+    weight_grad: Tensor | None = None,
+    bias_grad: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Logprobs (T, K) and d loss / d hidden (T, D); adapter sinks and ``weight_grad`` are added to."""
     logprobs, grad_hidden, at = [], torch.zeros_like(hidden_TD), 0
@@ -85,14 +93,31 @@ def score_and_differentiate(
         chosen, normalizer = _log_softmax_at(logits, targets)
         logprobs.append(chosen)
         grad = gradient(at, at + rows, chosen)
-        _backward(head, grad_hidden[at : at + rows], hidden, targets, segments, logits, kept, normalizer, grad, weight_grad, bias_grad)
+        _backward(
+            head,
+            grad_hidden[at : at + rows],
+            hidden,
+            targets,
+            segments,
+            logits,
+            kept,
+            normalizer,
+            grad,
+            weight_grad,
+            bias_grad,
+        )
         at += rows
     return torch.cat(logprobs), grad_hidden
 
 
 @torch.no_grad()
 def differentiate(
-    head: Head, hidden_TD: Tensor, targets_TK: Tensor, gradient_TK: Tensor, weight_grad: Tensor | None = None, bias_grad: Tensor | None = None
+    head: Head,
+    hidden_TD: Tensor,
+    targets_TK: Tensor,
+    gradient_TK: Tensor,
+    weight_grad: Tensor | None = None,
+    bias_grad: Tensor | None = None,
 ) -> Tensor:
     """d loss / d hidden (T, D) for a known d loss / d logprobs; the second walk of losses over whole sequences."""
     return score_and_differentiate(

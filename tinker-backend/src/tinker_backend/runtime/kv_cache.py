@@ -36,12 +36,20 @@ class KvBudget:
         return self.used + tokens <= self.limit
 
 
-def new_kv(architecture: Architecture, rows: int | None, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def new_kv(
+    architecture: Architecture, rows: int | None, length: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """(2 layers, [rows,] kv_heads, length, head_dim); index 2 i holds the keys of layer i, 2 i + 1 its values.
 
     Zeroed: attention multiplies what is masked with 0, which only finite numbers survive.
     """
-    shape = (2 * architecture.layers, *(() if rows is None else (rows,)), architecture.kv_heads, length, architecture.head_dim)
+    shape = (
+        2 * architecture.layers,
+        *(() if rows is None else (rows,)),
+        architecture.kv_heads,
+        length,
+        architecture.head_dim,
+    )
     return torch.zeros(shape, dtype=dtype, device=device)
 
 

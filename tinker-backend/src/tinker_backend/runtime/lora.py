@@ -134,7 +134,9 @@ class Adapter:
         layout = self.layout
         a = layout.a(self.flat, projection)
         if len(projection.modules) == 1:
-            return PackedProjection(a.to(self.dtype), (layout.b(self.flat, projection, 0) * layout.scale).to(self.dtype))
+            return PackedProjection(
+                a.to(self.dtype), (layout.b(self.flat, projection, 0) * layout.scale).to(self.dtype)
+            )
         b = self.flat.new_zeros(projection.out_features, a.shape[0])
         for index, module in enumerate(projection.modules):
             block = b[module.row : module.row + module.out, module.rank_at : module.rank_at + layout.rank]

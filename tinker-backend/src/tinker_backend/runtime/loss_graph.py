@@ -22,38 +22,246 @@ from tinker_backend.runtime.roles import RuntimeFault
 MAX_NODES = 4096
 MAX_ELEMENTS = 16 * 1024 * 1024
 
-_POINTWISE = (
-    "abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil "
-    "clamp clamp_max clamp_min clip cos cosh div divide eq erf erfc exp exp2 expm1 floor floor_divide fmod frac ge gt "
-    "heaviside isfinite isinf isnan le lerp lgamma log log10 log1p log2 logaddexp logical_and logical_not logical_or "
-    "logical_xor logit lt maximum minimum mul multiply nan_to_num ne neg negative positive pow reciprocal relu remainder "
-    "round rsqrt sigmoid sign sin sinh sqrt square sub subtract tan tanh true_divide trunc where"
-).split()
-_REDUCTIONS = (
-    "all amax amin any argmax argmin count_nonzero cummax cummin cumprod cumsum dot logcumsumexp logsumexp max mean median "
-    "min nansum norm prod softmax log_softmax std sum var"
-).split()
-_SHAPES = (
-    "broadcast_to cat chunk diff flatten flip gather index_select masked_fill masked_select movedim narrow permute ravel "
-    "reshape roll select sort split squeeze stack take_along_dim tensor_split topk transpose tril triu unbind unsqueeze"
-).split()
-_CREATION = "arange full full_like ones ones_like scalar_tensor tensor zeros zeros_like".split()
+_POINTWISE = [
+    "abs",
+    "acos",
+    "acosh",
+    "add",
+    "addcdiv",
+    "addcmul",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "bitwise_and",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_xor",
+    "ceil",
+    "clamp",
+    "clamp_max",
+    "clamp_min",
+    "clip",
+    "cos",
+    "cosh",
+    "div",
+    "divide",
+    "eq",
+    "erf",
+    "erfc",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "floor_divide",
+    "fmod",
+    "frac",
+    "ge",
+    "gt",
+    "heaviside",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "le",
+    "lerp",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "logaddexp",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "logit",
+    "lt",
+    "maximum",
+    "minimum",
+    "mul",
+    "multiply",
+    "nan_to_num",
+    "ne",
+    "neg",
+    "negative",
+    "positive",
+    "pow",
+    "reciprocal",
+    "relu",
+    "remainder",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "square",
+    "sub",
+    "subtract",
+    "tan",
+    "tanh",
+    "true_divide",
+    "trunc",
+    "where",
+]
+_REDUCTIONS = [
+    "all",
+    "amax",
+    "amin",
+    "any",
+    "argmax",
+    "argmin",
+    "count_nonzero",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
+    "dot",
+    "logcumsumexp",
+    "logsumexp",
+    "max",
+    "mean",
+    "median",
+    "min",
+    "nansum",
+    "norm",
+    "prod",
+    "softmax",
+    "log_softmax",
+    "std",
+    "sum",
+    "var",
+]
+_SHAPES = [
+    "broadcast_to",
+    "cat",
+    "chunk",
+    "diff",
+    "flatten",
+    "flip",
+    "gather",
+    "index_select",
+    "masked_fill",
+    "masked_select",
+    "movedim",
+    "narrow",
+    "permute",
+    "ravel",
+    "reshape",
+    "roll",
+    "select",
+    "sort",
+    "split",
+    "squeeze",
+    "stack",
+    "take_along_dim",
+    "tensor_split",
+    "topk",
+    "transpose",
+    "tril",
+    "triu",
+    "unbind",
+    "unsqueeze",
+]
+_CREATION = ["arange", "full", "full_like", "ones", "ones_like", "scalar_tensor", "tensor", "zeros", "zeros_like"]
 _METHODS = (
     *_POINTWISE,
     *_REDUCTIONS,
     *_SHAPES,
-    *"contiguous clone detach bool double float int long dim expand expand_as new_full new_ones new_tensor new_zeros numel "
-    "requires_grad_ size t to type_as view view_as".split(),
+    *[
+        "contiguous",
+        "clone",
+        "detach",
+        "bool",
+        "double",
+        "float",
+        "int",
+        "long",
+        "dim",
+        "expand",
+        "expand_as",
+        "new_full",
+        "new_ones",
+        "new_tensor",
+        "new_zeros",
+        "numel",
+        "requires_grad_",
+        "size",
+        "t",
+        "to",
+        "type_as",
+        "view",
+        "view_as",
+    ],
 )
 _ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim", "T"})
-_OPERATORS = (
-    "abs add and_ eq floordiv ge getitem gt invert le lt mod mul ne neg not_ or_ pos pow sub truediv xor matmul"
-).split()
-_MATH = "ceil cos erf exp floor isfinite isinf isnan log log10 log1p log2 pow sin sqrt tan tanh".split()
-_FUNCTIONAL = "huber_loss l1_loss leaky_relu log_softmax logsigmoid mse_loss relu sigmoid smooth_l1_loss softmax softplus tanh".split()
+_OPERATORS = [
+    "abs",
+    "add",
+    "and_",
+    "eq",
+    "floordiv",
+    "ge",
+    "getitem",
+    "gt",
+    "invert",
+    "le",
+    "lt",
+    "mod",
+    "mul",
+    "ne",
+    "neg",
+    "not_",
+    "or_",
+    "pos",
+    "pow",
+    "sub",
+    "truediv",
+    "xor",
+    "matmul",
+]
+_MATH = [
+    "ceil",
+    "cos",
+    "erf",
+    "exp",
+    "floor",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "pow",
+    "sin",
+    "sqrt",
+    "tan",
+    "tanh",
+]
+_FUNCTIONAL = [
+    "huber_loss",
+    "l1_loss",
+    "leaky_relu",
+    "log_softmax",
+    "logsigmoid",
+    "mse_loss",
+    "relu",
+    "sigmoid",
+    "smooth_l1_loss",
+    "softmax",
+    "softplus",
+    "tanh",
+]
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{f"torch.{name}": getattr(torch, name) for name in (*_POINTWISE, *_REDUCTIONS, *_SHAPES, *_CREATION) if hasattr(torch, name)},
+    **{
+        f"torch.{name}": getattr(torch, name)
+        for name in (*_POINTWISE, *_REDUCTIONS, *_SHAPES, *_CREATION)
+        if hasattr(torch, name)
+    },
     **{f"operator.{name}": getattr(operator, name) for name in _OPERATORS},
     **{f"math.{name}": getattr(math, name) for name in _MATH},
     **{f"torch.nn.functional.{name}": getattr(torch.nn.functional, name) for name in _FUNCTIONAL},
@@ -106,7 +314,9 @@ def check_graph(graph: Mapping[str, Any]) -> None:
         elif op == "call_method":
             _method(target)
         elif op not in ("placeholder", "output"):
-            raise _fault(f"node {node.get('name')!r} has op {op!r}; allowed: placeholder, call_function, call_method, output")
+            raise _fault(
+                f"node {node.get('name')!r} has op {op!r}; allowed: placeholder, call_function, call_method, output"
+            )
 
 
 def _fault(detail: str) -> RuntimeFault:
@@ -135,7 +345,9 @@ def _method(target: str) -> str:
     return target
 
 
-def _evaluate(node: Mapping[str, Any], values: Mapping[str, Any], logprobs: Tensor, inputs: Mapping[str, Tensor]) -> Any:
+def _evaluate(
+    node: Mapping[str, Any], values: Mapping[str, Any], logprobs: Tensor, inputs: Mapping[str, Tensor]
+) -> Any:
     op, target = node.get("op"), str(node.get("target"))
     if op == "placeholder":
         if target == "logprobs":

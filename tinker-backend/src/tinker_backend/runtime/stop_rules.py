@@ -13,7 +13,9 @@ _MARGIN = 8
 class StopRules:
     """Stop conditions of one request."""
 
-    def __init__(self, stop_ids: Sequence[int], stop_strings: Sequence[str], max_tokens: int, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, stop_ids: Sequence[int], stop_strings: Sequence[str], max_tokens: int, tokenizer: Tokenizer | None
+    ) -> None:
         self._ids = frozenset(stop_ids)
         self._strings = [s for s in stop_strings if s]
         self.max_tokens = max_tokens

@@ -65,9 +65,7 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def choose(
-    logits_nV: Tensor, params: Sequence[ChoiceParams], draws: npt.NDArray[np.float64], top: int = 0
-) -> Choice:
+def choose(logits_nV: Tensor, params: Sequence[ChoiceParams], draws: npt.NDArray[np.float64], top: int = 0) -> Choice:
     """Samples one token for each row of float32 logits. ``draws`` in [0, 1); ``logits_nV`` may be overwritten."""
     count = len(params)
     temperatures = [p.temperature if p.temperature > 0 else 1.0 for p in params]

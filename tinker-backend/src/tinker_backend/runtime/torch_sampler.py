@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from concurrent.futures import Future, InvalidStateError
 
 import numpy as np
@@ -17,7 +18,15 @@ from tinker_backend.runtime.decoder import Adapters
 from tinker_backend.runtime.head import Head, clip_segments
 from tinker_backend.runtime.lora import Adapter, AdapterLayout, AdapterSegment
 from tinker_backend.runtime.prompt_scores import PromptScores
-from tinker_backend.runtime.roles import RuntimeFault, SampleRequest, SampleResult, Sequence, TopK
+from tinker_backend.runtime.roles import (
+    LoraSpec,
+    RuntimeFault,
+    SamplePart,
+    SampleRequest,
+    SampleResult,
+    Sequence,
+    TopK,
+)
 from tinker_backend.runtime.sample_checks import check_request
 from tinker_backend.runtime.sampler_attention import DecodeAttention, ReadAttention
 from tinker_backend.runtime.sampler_version import SamplerVersion, WeightSet
@@ -25,7 +34,6 @@ from tinker_backend.runtime.stop_rules import StopRules
 from tinker_backend.runtime.token_choice import ChoiceParams, choose, uniforms
 from tinker_backend.runtime.training_run import FullLayout, TrainingRun
 from tinker_backend.runtime.weight_files import read_manifest, read_values
-from tinker_backend.runtime.roles import LoraSpec
 
 log = logging.getLogger(__name__)
 
@@ -97,8 +105,11 @@ class TorchSampler:
 
     # --- requests
 
-    def sample(self, request: SampleRequest) -> Future[SampleResult]:
-        """Queues a request. The future fails with RuntimeFault; cancelling it is done with ``cancel``.
+    def sample(
+        self, request: SampleRequest, listener: Callable[[SamplePart], None] | None = None
+    ) -> Future[SampleResult]:
+        """Queues a request. The future fails with RuntimeFault; cancelling it is done with ``cancel``. ``listener``
+        gets every token of every sequence as it is sampled.
 
         Raises RuntimeFault (user) at once when the request is wrong.
         """
@@ -116,8 +127,11 @@ class TorchSampler:
             future=Future(),
             seed=request.seed if request.seed is not None else int.from_bytes(os.urandom(8), "little"),
             params=ChoiceParams(request.temperature, request.top_k, request.top_p),
-            rules=StopRules(stop_ids, request.stop_strings, max_tokens, base.tokenizer if request.stop_strings else None),
+            rules=StopRules(
+                stop_ids, request.stop_strings, max_tokens, base.tokenizer if request.stop_strings else None
+            ),
             scores=PromptScores(request),
+            listener=listener,
         )
         job.samples = [Sample(job, index) for index in range(request.num_samples)]
         if max_tokens == 0:
@@ -275,6 +289,8 @@ class TorchSampler:
                 sample.top_ids.append(choice.top_ids[row, :wanted])
                 sample.top_logprobs.append(choice.top_logprobs[row, :wanted])
             sample.stop_reason = sample.job.rules.ends(sample.tokens)
+            if sample.job.listener is not None:
+                sample.job.listener(_newest(sample))
 
     def _finish_if_done(self, job: Job) -> None:
         if job.unfinished or job.cancelled or job.request.request_id not in self._jobs:
@@ -306,6 +322,15 @@ def _segments(versions: Seq[tuple[SamplerVersion, int]]) -> list[AdapterSegment]
             segments.append(AdapterSegment(at, at + count, version.adapter))
         at += count
     return segments
+
+
+def _newest(sample: Sample) -> SamplePart:
+    """The token that the sample has just gained."""
+    top = None
+    if sample.job.request.topk_sample_logprobs:
+        top = TopK(sample.top_ids[-1][None], sample.top_logprobs[-1][None])
+    tokens, logprobs = np.array(sample.tokens[-1:], dtype=np.int32), np.array(sample.logprobs[-1:], dtype=np.float32)
+    return SamplePart(sample.index, len(sample.tokens) - 1, tokens, logprobs, top)
 
 
 def _sequence(sample: Sample) -> Sequence:

@@ -249,7 +249,9 @@ class _MicroBatchPass:
         differentiates = self._differentiates
         weights = {name: w.detach().requires_grad_(differentiates) for name, w in self.run.weights().items()}
         hidden = self._hidden(weights, Adapters([], trained=True))
-        head = Head(self.base.decoder.head_weight(weights).detach(), _detached(weights.get("head.bias")), [], (0, "head"))
+        head = Head(
+            self.base.decoder.head_weight(weights).detach(), _detached(weights.get("head.bias")), [], (0, "head")
+        )
         if not differentiates:
             self._losses(head, hidden, None, None)
             return
@@ -259,11 +261,15 @@ class _MicroBatchPass:
         if grad is None:
             return
         names = list(weights)
-        for name, part in zip(names, torch.autograd.grad(hidden, [weights[n] for n in names], grad, allow_unused=True), strict=True):
+        for name, part in zip(
+            names, torch.autograd.grad(hidden, [weights[n] for n in names], grad, allow_unused=True), strict=True
+        ):
             if part is not None:
                 sinks[name].add_(part)
 
-    def _losses(self, head: Head, hidden: Tensor, weight_grad: Tensor | None, bias_grad: Tensor | None) -> Tensor | None:
+    def _losses(
+        self, head: Head, hidden: Tensor, weight_grad: Tensor | None, bias_grad: Tensor | None
+    ) -> Tensor | None:
         """Evaluates all losses; returns d loss / d hidden when anything is differentiated."""
         batch = self.batch
         if all(p.prepared.position_local for p in batch.parts):
@@ -280,7 +286,11 @@ class _MicroBatchPass:
             for part in batch.parts:
                 if not part.prepared.position_local:
                     self._sequence_gradient(part, logprobs, slope)
-            grad = differentiate(head, hidden, batch.targets, slope, weight_grad, bias_grad) if self._differentiates else None
+            grad = (
+                differentiate(head, hidden, batch.targets, slope, weight_grad, bias_grad)
+                if self._differentiates
+                else None
+            )
         self._collect(logprobs)
         return grad
 

@@ -115,7 +115,11 @@ def adapter_config(layout: AdapterLayout, base: BaseModel) -> dict[str, Any]:
     modules = {m.path.rsplit(".", 1)[-1] for p in layout.projections.values() for m in p.modules}
     if base.architecture.name == "gpt2":
         # c_proj is the name of two modules; the longer name tells them apart.
-        modules = {".".join(m.path.rsplit(".", 2)[-2:]).removeprefix(".") for p in layout.projections.values() for m in p.modules}
+        modules = {
+            ".".join(m.path.rsplit(".", 2)[-2:]).removeprefix(".")
+            for p in layout.projections.values()
+            for m in p.modules
+        }
     alpha = layout.spec.alpha
     return {
         "peft_type": "LORA",
@@ -172,7 +176,9 @@ def read_manifest(path: str) -> dict[str, Any]:
     if (folder / "tinker.json").is_file():
         manifest: dict[str, Any] = json.loads((folder / "tinker.json").read_text(encoding="utf-8"))
         if manifest.get("format") != FORMAT:
-            raise RuntimeFault(f"{path}: format {manifest.get('format')!r} is not known; this runtime reads {FORMAT}", "user")
+            raise RuntimeFault(
+                f"{path}: format {manifest.get('format')!r} is not known; this runtime reads {FORMAT}", "user"
+            )
         return manifest
     if (folder / "adapter_config.json").is_file():
         return _peft_manifest(folder)
@@ -285,4 +291,6 @@ def _fill(views: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: str)
 def _verify(folder: Path, manifest: Mapping[str, Any]) -> None:
     for name, digest in manifest["sha256"].items():
         if not (folder / name).is_file() or _sha256(folder / name) != digest:
-            raise RuntimeFault(f"{folder}: {name} is missing or damaged (its SHA-256 is not that of tinker.json)", "server")
+            raise RuntimeFault(
+                f"{folder}: {name} is missing or damaged (its SHA-256 is not that of tinker.json)", "server"
+            )

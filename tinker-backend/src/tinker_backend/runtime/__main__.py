@@ -1,0 +1,44 @@
+"""Starts the runtime process: ``python -m tinker_backend.runtime --engine engine.yaml --endpoint ipc:///dir/runtime.sock``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tinker_backend.runtime.service import Service
+
+
+def main() -> int:
+    """Command line of the runtime; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="tinker_backend.runtime", description="Trains and samples for one server.")
+    parser.add_argument("--engine", type=Path, required=True, help="engine.yaml")
+    parser.add_argument("--endpoint", required=True, help="ZeroMQ endpoint to bind, such as ipc:///run/runtime.sock")
+    parser.add_argument("--parent", type=int, help="process id whose end also ends the runtime")
+    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    options = parser.parse_args()
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=options.log_level.upper(),
+        format="%(asctime)s %(levelname)s runtime %(name)s: %(message)s",
+    )
+
+    def build() -> Any:
+        # torch is imported here, on the engine's thread, so that the socket is bound at once.
+        from tinker_backend.config import EngineConfig
+        from tinker_backend.runtime.build import build_engine
+
+        return build_engine(EngineConfig.load(options.engine))
+
+    return Service(options.endpoint, options.parent, build, importlib.metadata.version("tinker-backend")).run()
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    # The engine's thread may be inside torch; nothing of it is needed any more.
+    os._exit(status)

@@ -1,0 +1,75 @@
+"""What the machine offers: cores that are really there, a device, and the fastest sound dtype."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import torch
+
+from tinker_backend.runtime.roles import RuntimeFault
+
+
+def usable_cores() -> int:
+    """Physical share of this process: its affinity, cut down to the CPU quota of its control group."""
+    cores = len(os.sched_getaffinity(0))
+    quota = _cgroup_quota()
+    return max(1, min(cores, math.floor(quota + 0.5)) if quota is not None else cores)
+
+
+def _cgroup_quota() -> float | None:
+    """CPUs that the control group allows, None without a limit. Every level up to the root may have one."""
+    limits: list[float] = []
+    try:
+        entries = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    for entry in entries:
+        _, controllers, path = entry.split(":", 2)
+        if controllers == "":
+            root, names = Path("/sys/fs/cgroup"), ("cpu.max",)
+        elif "cpu" in controllers.split(","):
+            root, names = Path("/sys/fs/cgroup/cpu"), ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        else:
+            continue
+        folder = root / path.lstrip("/")
+        for level in (folder, *folder.parents):
+            limit = _quota_at(level, names)
+            if limit is not None:
+                limits.append(limit)
+            if level == root:
+                break
+    return min(limits) if limits else None
+
+
+def _quota_at(folder: Path, names: tuple[str, ...]) -> float | None:
+    try:
+        fields = " ".join((folder / name).read_text(encoding="ascii") for name in names).split()
+    except OSError:
+        return None
+    if len(fields) < 2 or fields[0] == "max" or int(fields[0]) <= 0:
+        return None
+    return int(fields[0]) / int(fields[1])
+
+
+def pick_device(name: str) -> torch.device:
+    """``auto``: CUDA when a GPU is there, else the CPU. Raises RuntimeFault (user)."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise RuntimeFault("device: cuda is asked for, but torch finds no GPU; use auto or cpu", "user")
+    return torch.device(name)
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """``auto``: bfloat16 base weights on a GPU or where the CPU multiplies them in hardware, else float32."""
+    named = {"float32": torch.float32, "fp32": torch.float32, "bfloat16": torch.bfloat16, "bf16": torch.bfloat16}
+    if name in named:
+        return named[name]
+    if name != "auto":
+        raise RuntimeFault(f"dtype: {name!r} is unknown; use auto, bfloat16 or float32", "user")
+    if device.type == "cuda":
+        return torch.bfloat16
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if fast else torch.float32
