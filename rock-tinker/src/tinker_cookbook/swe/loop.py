@@ -16,7 +16,7 @@ from tinker_cookbook.swe.rollout import Rollout
 from tinker_cookbook.swe.sequences import TokenSequence, datum, merge_turns
 from tinker_cookbook.swe.session import Session
 from tinker_cookbook.swe.tasks import TaskSource, task_name
-from tinker_cookbook.swe.tinker_policy import TrainReport, reference_logprobs, train
+from tinker_cookbook.swe.tinker_policy import LossName, TrainReport, reference_logprobs, train
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class LoopOptions:
     num_steps: int
     group_size: int
     rollout_concurrency: int
-    loss_fn: str = "ppo"
+    loss_fn: LossName = "ppo"
     advantage: Normalisation = "mean"
     reward_baseline: float = 0.5
     max_train_transitions: int | None = None

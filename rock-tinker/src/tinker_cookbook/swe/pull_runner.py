@@ -130,8 +130,8 @@ class _Answers:
             return
         except RolloutFailed as failure:
             # The agent is told too, so that it ends now and not when its own time-out fires.
-            refusal = RequestRefused(500, str(failure), code="policy_failed")
-            await self._respond(request.index, refusal.body(), refusal.status)
+            told = RequestRefused(500, str(failure), code="policy_failed")
+            await self._respond(request.index, told.body(), told.status)
             raise
         await self._respond(request.index, body, 200)
 

@@ -144,14 +144,18 @@ async def _take_down(job: AgentJob, rollout: Rollout, export_to: Path) -> None:
 
 
 async def _export_and_close(job: AgentJob, rollout: Rollout, export_to: Path) -> None:
-    for name, step in (("export", lambda: job.export(export_to)), ("close", job.close)):
-        try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await step()
-            if name == "export":
-                rollout.exported_to = export_to
-        except Exception as error:
-            log.warning("%s of the sandbox of %s failed: %s", name, rollout.trajectory.task_id, error)
+    task_id = rollout.trajectory.task_id
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await job.export(export_to)
+        rollout.exported_to = export_to
+    except Exception as error:
+        log.warning("the logs of the sandbox of %s could not be copied out: %s", task_id, error)
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await job.close()
+    except Exception as error:
+        log.warning("the sandbox of %s could not be removed: %s", task_id, error)
 
 
 def _exception_line(exception: dict[str, Any] | None) -> str:

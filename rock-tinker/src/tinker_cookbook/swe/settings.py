@@ -116,9 +116,9 @@ def read_settings(config_dir: Path, *, max_tokens: int | None = None) -> RunSett
 
 def _output_budget(kwargs: dict[str, Any], max_tokens: int | None, config_dir: Path) -> int:
     """The agent's output budget; its two spellings must agree, and both take the value of --max-tokens."""
-    completion = kwargs.get("completion_kwargs") or {}
-    as_text = isinstance(completion, str)
-    completion = json.loads(completion) if as_text else dict(completion)
+    written: Any = kwargs.get("completion_kwargs") or {}
+    as_text = isinstance(written, str)
+    completion: dict[str, Any] = json.loads(written) if as_text else dict(written)
     found = {
         "max_output_tokens": kwargs.get("max_output_tokens"),
         "completion_kwargs.max_tokens": completion.get("max_tokens"),

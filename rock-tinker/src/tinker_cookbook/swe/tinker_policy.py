@@ -6,13 +6,16 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import tinker
 from tinker_cookbook.swe.policy import Completion
 from tinker_cookbook.swe.sequences import TokenSequence
 
 log = logging.getLogger(__name__)
+
+# The policy-gradient losses that take target_tokens, logprobs and advantages.
+LossName = Literal["ppo", "importance_sampling", "cispo"]
 
 
 class TinkerSampler:
@@ -74,7 +77,7 @@ async def train(
     client: tinker.TrainingClient,
     data: list[tinker.Datum],
     *,
-    loss_fn: str,
+    loss_fn: LossName,
     loss_fn_config: dict[str, Any] | None,
     learning_rate: float,
 ) -> TrainReport:

