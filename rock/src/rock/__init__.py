@@ -1,1 +1,3 @@
 """Sandboxes for agent reinforcement learning."""
+
+__version__ = "0.1.0"

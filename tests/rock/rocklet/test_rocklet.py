@@ -125,6 +125,20 @@ async def test_a_session_keeps_its_state_and_gives_real_exit_codes(rocklet: http
     await _post(rocklet, "/close_session", session="s")
 
 
+async def test_a_long_command_in_a_session_has_its_state_and_its_true_exit_status(rocklet: httpx.AsyncClient) -> None:
+    await _post(rocklet, "/create_session")
+    await _post(rocklet, "/run_in_session", command="cd /usr; V=5; f() { echo f$V; }")
+    job = await _post(rocklet, "/start_job", command="pwd; f; sleep 0.3; exit 9", session="default")
+    assert job["running"]
+    out = await _post(rocklet, "/run_in_session", command="echo free")
+    assert out["output"] == "free\n"
+    end = await _post(rocklet, "/poll_job", job_id=job["job_id"], wait=10, offset=0)
+    assert (end["output"], end["exit_code"], end["running"]) == ("/usr\nf5\n", 9, False)
+    job = await _post(rocklet, "/start_job", command="sleep 60 & sleep 60", session="default", timeout=0.3)
+    end = await _post(rocklet, "/poll_job", job_id=job["job_id"], wait=10)
+    assert end["timed_out"] and not end["running"]
+
+
 async def test_a_session_survives_a_time_out_and_an_interrupt(rocklet: httpx.AsyncClient) -> None:
     await _post(rocklet, "/create_session")
     body = {"command": "X=1; echo started; sleep 60; echo not reached", "timeout": 0.4}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -101,7 +102,13 @@ def create_app(folder: Path = STATE_FOLDER) -> FastAPI:
 
     @app.post("/start_job")
     async def start_job(body: JobStart) -> JobStatus:
-        return await runner.start(body)
+        if body.session is None:
+            return await runner.start(body)
+        if not isinstance(body.command, str):
+            raise RockletError("command must be a string when it runs in a session")
+        folder = runner.folder / uuid.uuid4().hex[:12]
+        session = sessions.get(body.session)
+        return runner.adopt(await session.start_background(body.command, folder, body.output_file), body.timeout)
 
     @app.post("/poll_job")
     async def poll_job(body: JobPoll) -> JobStatus:

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,21 +27,31 @@ _KEEP_FINISHED = 1000
 
 @dataclass
 class Job:
-    """A started command and its files."""
+    """A started command and its files. `wait` returns its exit status (negative: a signal's number)."""
 
     job_id: str
-    process: asyncio.subprocess.Process
+    pid: int
     folder: Path
     output: Path
+    wait: Callable[[], Awaitable[int]]
     deadline: float | None
-    mark: str
     timed_out: bool = False
+    exit_code: int | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
-    @property
-    def exit_code(self) -> int | None:
-        code = self.process.returncode
-        return None if code is None else 128 - code if code < 0 else code
+    async def kill(self) -> None:
+        await asyncio.to_thread(kill_family, self.pid, self.job_id)
+
+
+@dataclass(frozen=True)
+class BackgroundCommand:
+    """A command that a session started in its background."""
+
+    job_id: str
+    pid: int
+    folder: Path
+    output: Path
+    wait: Callable[[], Awaitable[int]]
 
 
 class CommandRunner:
@@ -61,7 +72,7 @@ class CommandRunner:
         try:
             await job.ended.wait()
         except asyncio.CancelledError:
-            await asyncio.to_thread(kill_family, job.process.pid, job.mark)
+            await job.kill()
             raise
         finally:
             self.jobs.pop(job.job_id, None)
@@ -105,7 +116,7 @@ class CommandRunner:
     async def kill(self, job_id: str) -> JobStatus:
         """Kills a job with all its children and waits for its end."""
         job = self._job(job_id)
-        await asyncio.to_thread(kill_family, job.process.pid, job.mark)
+        await job.kill()
         await asyncio.wait_for(job.ended.wait(), 10)
         return self._status(job)
 
@@ -118,7 +129,7 @@ class CommandRunner:
     def _status(self, job: Job, request: JobPoll | None = None) -> JobStatus:
         status = JobStatus(
             job_id=job.job_id,
-            pid=job.process.pid,
+            pid=job.pid,
             running=not job.ended.is_set(),
             exit_code=job.exit_code if job.ended.is_set() else None,
             timed_out=job.timed_out,
@@ -156,8 +167,24 @@ class CommandRunner:
             shutil.rmtree(folder, ignore_errors=True)
             raise RockletError(f"cannot run the command: {error}", exit_code=127) from error
         prefer_to_kill(process.pid)
-        deadline = time.monotonic() + command.timeout if command.timeout else None
-        job = Job(job_id, process, folder, target, deadline, mark=job_id)
+        return self._register(job_id, process.pid, folder, target, process.wait, command.timeout)
+
+    def adopt(self, started: BackgroundCommand, timeout: float | None) -> JobStatus:
+        """Makes a job of a command that a session runs in its background."""
+        job = self._register(started.job_id, started.pid, started.folder, started.output, started.wait, timeout)
+        return self._status(job)
+
+    def _register(
+        self,
+        job_id: str,
+        pid: int,
+        folder: Path,
+        output: Path,
+        wait: Callable[[], Awaitable[int]],
+        timeout: float | None,
+    ) -> Job:
+        deadline = time.monotonic() + timeout if timeout else None
+        job = Job(job_id, pid, folder, output, wait, deadline)
         self.jobs[job_id] = job
         watcher = asyncio.create_task(self._watch(job))
         self._watchers.add(watcher)
@@ -168,11 +195,12 @@ class CommandRunner:
     async def _watch(self, job: Job) -> None:
         left = None if job.deadline is None else job.deadline - time.monotonic()
         try:
-            await asyncio.wait_for(job.process.wait(), left)
+            code = await asyncio.wait_for(job.wait(), left)
         except TimeoutError:
             job.timed_out = True
-            await asyncio.to_thread(kill_family, job.process.pid, job.mark)
-            await job.process.wait()
+            await job.kill()
+            code = await job.wait()
+        job.exit_code = 128 - code if code < 0 else code
         job.ended.set()
 
     def _forget_old(self) -> None:
@@ -185,7 +213,7 @@ class CommandRunner:
         """Kills all that still runs."""
         for job in list(self.jobs.values()):
             if not job.ended.is_set():
-                await asyncio.to_thread(kill_family, job.process.pid, job.mark)
+                await job.kill()
 
 
 def command_line(command: str | list[str]) -> list[str]:

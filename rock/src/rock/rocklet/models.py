@@ -39,9 +39,15 @@ class CommandResponse(_Body):
 
 
 class JobStart(Command):
-    """A long command. `output_file`: path inside that gets both streams; None: a file of the rocklet's own."""
+    """A long command.
+
+    Args:
+        output_file: path inside that gets both streams; None: a file of the rocklet's own.
+        session: runs it in a background subshell of that session (its folder, variables, functions).
+    """
 
     output_file: str | None = None
+    session: str | None = None
 
 
 class JobStatus(_Body):
@@ -61,7 +67,7 @@ class JobPoll(_Body):
     """Waits up to `wait` seconds (at most 60) for the end of a job or for output beyond `offset`."""
 
     job_id: str
-    wait: float = Field(30.0, ge=0, le=60)
+    wait: float = Field(default=30.0, ge=0, le=60)
     offset: int | None = None
     max_bytes: int = 1 << 20
     until: Literal["end", "output"] = "end"

@@ -63,13 +63,20 @@ async def forward(
     return response
 
 
-async def join_websockets(ours: WebSocket, url: str, **options: Any) -> None:
-    """Accepts `ours` and carries messages between it and the WebSocket server at `url` until one side closes."""
-    wanted = ours.scope.get("subprotocols") or None
+async def join_websockets(ours: WebSocket, url: str, uds: str | None = None, **options: Any) -> None:
+    """Accepts `ours` and carries messages between it and the WebSocket server at `url` until one side closes.
+
+    Args:
+        uds: path of the UNIX socket on which that server listens.
+    """
+    options.update(
+        subprotocols=ours.scope.get("subprotocols") or None,
+        max_size=None,
+        open_timeout=_CONNECT_SECONDS,
+        ping_interval=None,
+    )
     try:
-        theirs = await websockets.connect(
-            url, subprotocols=wanted, max_size=None, open_timeout=_CONNECT_SECONDS, ping_interval=None, **options
-        )
+        theirs = await (websockets.unix_connect(uds, url, **options) if uds else websockets.connect(url, **options))
     except (OSError, TimeoutError, websockets.exceptions.WebSocketException) as error:
         await ours.close(1011, f"target did not accept: {error}"[:120])
         return

@@ -18,7 +18,7 @@ import time
 import uuid
 from pathlib import Path
 
-from rock.rocklet.commands import MAX_STREAM_BYTES, identity, prefer_to_kill
+from rock.rocklet.commands import MAX_STREAM_BYTES, BackgroundCommand, identity, prefer_to_kill
 from rock.rocklet.errors import RockletError, SessionEnded, SessionExists, SessionMissing, TimeLimit
 from rock.rocklet.models import DEFAULT_TIMEOUT_SECONDS, BashAction, BashObservation, CreateSession
 from rock.runtime.processes import MARK, kill_family
@@ -134,6 +134,41 @@ class BashSession:
         text, file = self._take_output(start)
         found = next((word for word in action.expect if word in text), "")
         return BashObservation(output=text, exit_code=code, expect_string=found, output_file=file)
+
+    async def start_background(self, command: str, folder: Path, output: str | None) -> BackgroundCommand:
+        """Starts a command in a subshell that has the session's folder, variables and functions.
+
+        Args:
+            folder: made for the job's files.
+            output: file for both streams; None: one in `folder`.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        target = Path(output) if output else folder / "output"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        script, status, pid_file = folder / "command", folder / "status", folder / "pid"
+        script.write_text(command + "\n")
+        if self.request.remote_user:
+            folder.chmod(0o777)
+        text = (
+            f"export {MARK}={folder.name}; {{ ( . {_quoted(str(script))} ) </dev/null >>{_quoted(str(target))} 2>&1; "
+            f"echo $? >{_quoted(str(status))}; }} & echo $! >{_quoted(str(pid_file))}; export {MARK}={self.mark}"
+        )
+        started = await self.run(BashAction(command=text, session=self.name, timeout=30, check="raise"))
+        if started.exit_code != 0:
+            raise RockletError(f"session {self.name!r} could not start the command: {started.output}")
+        pid = int(pid_file.read_text())
+
+        async def wait() -> int:
+            while True:
+                gone = not Path(f"/proc/{pid}").exists()
+                text = status.read_text() if status.exists() else ""
+                if text.endswith("\n"):
+                    return int(text)
+                if gone:
+                    return -9
+                await asyncio.sleep(_POLL_SECONDS)
+
+        return BackgroundCommand(folder.name, pid, folder, target, wait)
 
     async def interrupt(self, grace: float = _AFTER_INTERRUPT_SECONDS) -> None:
         """Ctrl-C for what runs now; what ignores it for `grace` seconds is killed."""

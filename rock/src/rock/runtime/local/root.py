@@ -78,6 +78,7 @@ class LocalRoot:
         mapped = os.geteuid() == 0 and initial_user_namespace()
         trees = [*(hostbase.system_trees() if spec.base == "host" else ()), *spec.trees]
         trees = [tree for tree in dict.fromkeys(trees) if not any(_below(tree, other) for other in trees)]
+        (run / "layers").write_text("\n".join(Path(layer).name for layer in spec.layers))
         disk, skeleton = run / "disk", run / "skeleton"
         for name in ("fs", "work", *(f"{kind}/{n}" for kind in ("trees", "tree-work") for n in range(len(trees)))):
             hostbase.make_folder(run, f"disk/{name}")
@@ -194,6 +195,18 @@ class LocalRoot:
         if not re.fullmatch(r"[0-9a-f]{64}", digest) or not path.is_dir():
             raise FileNotFoundError(f"layer {digest!r} is not in {self.folder / 'layers'}")
         return path
+
+    def layer_in_use(self, digest: str) -> bool:
+        """True while a running sandbox of this root was started from the layer."""
+        for run in (self.folder / "run").iterdir():
+            with contextlib.suppress(OSError):
+                if digest in (run / "layers").read_text().split():
+                    return True
+        return False
+
+    def remove_layer(self, digest: str) -> None:
+        """Removes a layer from the store."""
+        remove_tree(self.layer(digest))
 
 
 def copy_layer(source: Path, target: Path) -> None:

@@ -153,7 +153,8 @@ class NamespaceSandbox:
 
     # -- commands -------------------------------------------------------------------------------------------------
 
-    def _enter_request(self, action: str, **more: Any) -> str:
+    def enter_request(self, action: str, **more: Any) -> str:
+        """The JSON request by which a helper enters this sandbox (see `rock.runtime.local.enter`)."""
         if not self.running:
             raise SandboxError(f"sandbox {self.spec.sandbox_id} is not running: {self.end_reason or 'not started'}")
         group = SandboxCgroup(self.spec.sandbox_id).name
@@ -190,7 +191,7 @@ class NamespaceSandbox:
         if not argv:
             raise ValueError("command is an empty list: give at least the program")
         environment = {"PATH": _PATH, "LANG": "C.UTF-8", **self.spec.env, **(env or {}), MARK: uuid.uuid4().hex}
-        request = self._enter_request("exec", argv=argv, cwd=cwd or self.spec.workdir, env=environment, user=user or "")
+        request = self.enter_request("exec", argv=argv, cwd=cwd or self.spec.workdir, env=environment, user=user or "")
         return await asyncio.create_subprocess_exec(
             *_python("enter"), request, stdin=stdin, stdout=stdout, stderr=stderr, env={}, cwd="/",
             start_new_session=True,
@@ -303,7 +304,7 @@ class NamespaceSandbox:
     async def _transfer(
         self, action: list[str], what: str, stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None
     ) -> None:
-        request = self._enter_request(action[0], path=action[1], argv=[action[0]])
+        request = self.enter_request(action[0], path=action[1], argv=[action[0]])
         process = await asyncio.create_subprocess_exec(
             *_python("enter"), request, stdin=stdin or asyncio.subprocess.DEVNULL,
             stdout=stdout or asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, env={}, cwd="/",

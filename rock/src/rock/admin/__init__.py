@@ -1,0 +1,1 @@
+"""The control plane: one HTTP address for all sandboxes of all workers."""
