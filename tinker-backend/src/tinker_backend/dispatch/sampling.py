@@ -183,8 +183,12 @@ class SamplingDispatch:
                 await services.samplers.ensure(version, link)
                 async with services.gate.alone() if suspect else services.gate.shared():
                     request = replace(sample.request, sampler=version.name)
-                    options = {} if sample.on_part is None else {"on_part": sample.on_part, "stream": True}
-                    result: SampleResult = await link.call("sample", services.call_timeout, request=request, **options)
+                    params: dict[str, Any] = {"request": request}
+                    if sample.on_part is not None:
+                        params["stream"] = True
+                    result: SampleResult = await link.call(
+                        "sample", services.call_timeout, on_part=sample.on_part, **params
+                    )
                     return result
             except RuntimeGone as gone:
                 if gone.in_flight and (failure := blame(sample, services.supervisor.last_death, suspect)):

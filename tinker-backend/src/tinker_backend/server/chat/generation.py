@@ -7,6 +7,7 @@ import secrets
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from ...checkpoints.paths import SCHEME, TinkerPath
 from ...checkpoints.store import require_kind
 from ...dispatch.admission import check_sample_request
+from ...dispatch.samplers import SamplerRecord
 from ...errors import BadRequest, NotFound
 from ...runtime.roles import ModelCard, SamplePart, SampleRequest, SampleResult
 from .conversation import Settings
@@ -21,7 +23,6 @@ from .openai_answers import Scored
 from .tokenizer import ChatTokenizer, open_tokenizer
 
 if TYPE_CHECKING:
-    from ...dispatch.samplers import SamplerRecord
     from ..backend import Backend
     from ..principal import Principal
 
@@ -51,14 +52,33 @@ async def find_target(backend: Backend, model: str, principal: Principal) -> Tar
         if base:
             raise BadRequest(f"model {model[:200]!r}: write a tinker:// sampler path after the semicolon")
         card = await _card(backend, path)
-        return Target(model, card, backend.sampling.base_record(card, principal))
+        return Target(model, card, _record(backend, principal, card, f"base:{card.name}"))
     parsed = TinkerPath.parse(path)
     require_kind(parsed, "sampler", "model")
     checkpoint = await backend.store.readable(parsed, principal)
     card = await _card(backend, checkpoint.spec["base_model"])
     if base and (await _card(backend, base)).name != card.name:
         raise BadRequest(f"model: the checkpoint {path} was trained on {card.name!r}, not on {base[:200]!r}")
-    return Target(model, card, backend.sampling.saved_record(checkpoint, card, principal))
+    version = f"saved:{parsed}@{checkpoint.created_at:.3f}"
+    return Target(model, card, _record(backend, principal, card, version, path, checkpoint.folder))
+
+
+def _record(
+    backend: Backend,
+    principal: Principal,
+    card: ModelCard,
+    version: str,
+    path: str | None = None,
+    folder: Path | None = None,
+) -> SamplerRecord:
+    """The sampler that this door uses for a weights version, one for each caller; other samplers share the version."""
+    if not card.sampleable:
+        raise BadRequest(f"model {card.name!r} cannot be sampled here")
+    kind = "base" if path is None else "saved"
+    sampler_id = f"door:{principal.owner}:{version}"
+    record = SamplerRecord(sampler_id, "", principal.owner, card.name, card.name, path, kind, version)
+    backend.samplers.keep(record, folder)
+    return record
 
 
 async def _card(backend: Backend, name: str) -> ModelCard:
