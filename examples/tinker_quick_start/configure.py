@@ -11,6 +11,7 @@ and `tinker_cookbook/templates/` (backend). All four files appear at once or not
 from __future__ import annotations
 
 import argparse
+import base64
 import importlib.resources
 import ipaddress
 import os
@@ -145,7 +146,7 @@ def write_config(options: argparse.Namespace) -> Path:
             text = f"# Written by configure.py; edit freely.\n{yaml.safe_dump(content, sort_keys=False, width=110)}"
             (staged / name).write_text(text, encoding="utf-8")
         if "admin.yaml" in files:
-            private(staged / "rock-key", secrets.token_urlsafe(32))
+            private(staged / "encryption-key", base64.b64encode(secrets.token_bytes(32)).decode())
         staged.chmod(0o755)
         os.rename(staged, target)
     finally:
