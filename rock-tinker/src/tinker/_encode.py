@@ -37,7 +37,7 @@ def encode_forward_backward(
         else:
             message.loss_fn_config[key] = float(value)
             message.loss_fn_config_v2[key].number = float(value)
-    return bytes(message.SerializeToString())
+    return bytes(message.SerializeToString(deterministic=True))
 
 
 def _encode_datum(message: Any, datum: Datum) -> None:

@@ -25,7 +25,7 @@ def tokenizer_name(model_name: str, tokenizer_id: str | None = None) -> str:
 def _load(name: str) -> Any:
     if name.startswith(_OWN_PREFIXES):
         try:
-            import tml_tokenizers  # type: ignore[import-not-found]
+            import tml_tokenizers
         except ImportError as error:
             raise ImportError(f"the tokenizer {name!r} needs the package tml_tokenizers") from error
         return tml_tokenizers.get_tokenizer(name)

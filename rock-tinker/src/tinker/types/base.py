@@ -10,8 +10,14 @@ class Request(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
 
+    def __str__(self) -> str:
+        return repr(self)
+
 
 class Response(BaseModel):
     """A response body or a part of one. Unknown fields are ignored, so that servers may add some."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), defer_build=True)
+
+    def __str__(self) -> str:
+        return repr(self)

@@ -125,7 +125,8 @@ class TensorData:
         if self.shape is None or len(self.shape) != 2 or self.sparse_col_indices is None:
             raise ValueError(f"a sparse TensorData needs a shape of 2 dimensions and column indices, got {self!r}")
         dense = np.full(self.shape, pad_value, dtype=self._values.dtype)
-        counts = np.diff(np.asarray(self.sparse_crow_indices, dtype=np.int64))
+        crow = np.asarray(self.sparse_crow_indices, dtype=np.int64)
+        counts = crow[1:] - crow[:-1]
         dense[np.repeat(np.arange(self.shape[0]), counts), self.sparse_col_indices] = self._values
         return dense
 
