@@ -126,9 +126,13 @@ class Wire:
         assert "error" not in result, result
         return str(result["model_id"])
 
-    def forward_backward(self, model_id: str, seq_id: int, tokens: list[int] | None = None, _status: int = 200, **inputs: Any) -> Any:
+    def forward_backward(
+        self, model_id: str, seq_id: int, tokens: list[int] | None = None, _status: int = 200, **inputs: Any
+    ) -> Any:
         tokens = tokens or [1, 2, 3]
-        message = schema.ForwardBackwardRequest(model_id=model_id, seq_id=seq_id, loss_fn=inputs.pop("loss_fn", "cross_entropy"))
+        message = schema.ForwardBackwardRequest(
+            model_id=model_id, seq_id=seq_id, loss_fn=inputs.pop("loss_fn", "cross_entropy")
+        )
         message.forward_only = inputs.pop("forward_only", False)
         for key, value in inputs.pop("config", {}).items():
             message.loss_fn_config[key] = value

@@ -72,9 +72,18 @@ class FakeRuntime:
         return await result if asyncio.iscoroutine(result) else result
 
     def hello(self) -> dict[str, Any]:
-        card = ModelCard("fake-model", "/nowhere", "fake", VOCAB, CONTEXT, "/nowhere", aliases=["Org/Fake"], max_lora_rank=64)
+        card = ModelCard(
+            "fake-model", "/nowhere", "fake", VOCAB, CONTEXT, "/nowhere", aliases=["Org/Fake"], max_lora_rank=64
+        )
         other = ModelCard("other-model", "/nowhere", "fake", VOCAB, CONTEXT, "/nowhere", max_lora_rank=64)
-        return {"version": "fake", "pid": os.getpid(), "device": "cpu", "dtype": "none", "threads": 1, "models": [card, other]}
+        return {
+            "version": "fake",
+            "pid": os.getpid(),
+            "device": "cpu",
+            "dtype": "none",
+            "threads": 1,
+            "models": [card, other],
+        }
 
     def status(self) -> dict[str, Any]:
         return {"runs": list(self.runs), "samplers": list(self.samplers), "memory_bytes": 0, "queues": {}}

@@ -27,7 +27,9 @@ def test_a_run_trains_saves_loads_and_samples(wire: Any) -> None:
     saved = wire.result(wire.post("save_weights", model_id=model, seq_id=3, path="one"))
     assert saved["path"] == f"tinker://{model}/weights/one"
 
-    copy = wire.result(wire.post("load_weights", session_id=session, model_seq_id=1, path=saved["path"], optimizer=True))
+    copy = wire.result(
+        wire.post("load_weights", session_id=session, model_seq_id=1, path=saved["path"], optimizer=True)
+    )
     assert copy["model_id"] == f"{session}:train:1"
     for run, seq in ((model, 4), (copy["model_id"], 1)):
         wire.forward_backward(run, seq)
@@ -37,7 +39,12 @@ def test_a_run_trains_saves_loads_and_samples(wire: Any) -> None:
     sampler = wire.result(
         wire.post("save_weights_for_sampler", model_id=model, seq_id=6, sampling_session_seq_id=0, kind="snapshot")
     )["sampling_session_id"]
-    body = {"sampling_session_id": sampler, "seq_id": 0, "num_samples": 2, "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}}
+    body = {
+        "sampling_session_id": sampler,
+        "seq_id": 0,
+        "num_samples": 2,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]},
+    }
     promise = wire.post("asample", **body, sampling_params={"max_tokens": 4, "seed": 1}, prompt_logprobs=True)
     assert len(promise["sample_sequence_ids"]) == 2
     result = wire.result(promise)
