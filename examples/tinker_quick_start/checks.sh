@@ -60,3 +60,27 @@ with socket.socket() as probe:
         sys.exit(1)
 PYTHON
 }
+
+# free_ports: options for configure.py that name free ports where the default ones are taken.
+free_ports() {
+  "$PY" - <<'PYTHON'
+import socket
+
+defaults = {"admin": 18080, "worker": 22555, "backend": 19210}
+held = []
+for name, port in defaults.items():
+    probe = socket.socket()
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        probe.bind(("127.0.0.1", port))
+    except OSError:
+        probe.bind(("127.0.0.1", 0))
+        print(f"--{name}-port {probe.getsockname()[1]}")
+    held.append(probe)  # so that no two services get the same one
+PYTHON
+}
+
+# newest MODE: the last run directory of a mode.
+newest() {
+  find "$TASK/runs" -mindepth 1 -maxdepth 1 -type d -name "$1-[0-9]*" -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2-
+}
