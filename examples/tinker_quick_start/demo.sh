@@ -18,9 +18,29 @@ started=$(date +%s)
 say() { printf '\n[%s] %s\n' "$(date +%H:%M:%S)" "$*"; }
 seconds() { echo $(($(date +%s) - $1)); }
 
-# Ctrl-C reaches the child in the foreground, which cleans up after itself; then this script ends too.
-trap 'exit 130' INT
-trap 'exit 143' TERM HUP
+# During set-up Ctrl-C reaches the commands in the foreground. A job runs beside this script, which hands the signal on once
+# and waits, because the job has sandboxes and a backend to close.
+job=''
+interrupted() {
+  trap '' INT TERM HUP
+  if [ -n "$job" ]; then
+    kill -TERM "$job" 2>/dev/null || true
+    wait "$job" || true
+  fi
+  exit "$1"
+}
+trap 'interrupted 130' INT
+trap 'interrupted 143' TERM HUP
+
+# run_job MODE OPTION…: run.sh, with its exit code.
+run_job() {
+  local code=0
+  bash "$QS/run.sh" "$@" 9>&- &
+  job=$!
+  wait "$job" || code=$?
+  job=''
+  [ "$code" = 0 ] || stop "run.sh $1 ended with exit code $code; see client.log in the run directory above"
+}
 
 # only_one: a second demo in the same TASK would share its ports and files.
 exec 9>"$TASK/.demo.lock"
@@ -45,14 +65,14 @@ say "set-up took $setup_seconds s"
 
 say "2/4 rollout of $TASK_ID"
 step=$(date +%s)
-bash "$QS/run.sh" rollout --task-id "$TASK_ID" 9>&-
+run_job rollout --task-id "$TASK_ID"
 rollout_seconds=$(seconds "$step")
 rollout=$(newest rollout)
 
 say "3/4 GRPO on mini tasks: 8 rollouts a step, until a step has trained"
 step=$(date +%s)
-bash "$QS/run.sh" grpo --tasks "$mini/train" --group-size 8 --rollout-concurrency 2 --num-steps 12 --stop-after-updates 1 \
-  --learning-rate 1e-4 --lora-rank 16 9>&-
+run_job grpo --tasks "$mini/train" --group-size 8 --rollout-concurrency 2 --num-steps 12 --stop-after-updates 1 \
+  --learning-rate 1e-4 --lora-rank 16
 training_seconds=$(seconds "$step")
 training=$(newest grpo)
 grep -q 'Weights published to sampler' "$training/client.log" ||
