@@ -188,8 +188,10 @@ class MockTinker:
         if answer.delay:
             await asyncio.sleep(answer.delay)
         recorded.answered_at = time.monotonic()
-        if answer.drop:
-            raise ConnectionResetError  # uvicorn closes the connection
+        if answer.drop:  # an answer that never becomes complete: uvicorn closes the connection
+            start = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]}
+            await send(start)
+            return
         content, headers = answer.encoded()
         if not answer.chunked:
             headers["content-length"] = str(len(content))

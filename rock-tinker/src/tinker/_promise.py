@@ -39,7 +39,7 @@ POLL_TIMEOUT_SECONDS = 45.0
 _BAD_REQUEST_RETRIES = 3
 _PROTOBUF = "application/x-protobuf"
 # A long poll that comes back at once, again and again, is slowed down so that it does not burn both machines.
-_FAST_POLL_SECONDS = 0.05
+_FAST_POLL_SECONDS = 0.25
 _FAST_POLLS_ALLOWED = 20
 _FAST_POLL_PAUSE = 0.25
 
