@@ -310,10 +310,6 @@ class Run:
         metrics: dict[str, float] = self.send_step(None, **adam).result().get("metrics") or {}
         return metrics
 
-    def sgd(self, scale: float) -> dict[str, float]:
-        """A first step that moves the weights by ``-scale * gradient``: AdamW whose eps dwarfs the gradient."""
-        return self.step(learning_rate=scale * HUGE, eps=HUGE, weight_decay=0.0, beta1=0.9, beta2=0.95)
-
     def save(self, name: str, overwrite: bool = False, **options: Any) -> str:
         """A training checkpoint; its path."""
         body = {"model_id": self.id, "seq_id": self.next_seq(), "path": name, "overwrite": overwrite, **options}

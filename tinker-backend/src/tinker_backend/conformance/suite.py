@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from . import oracle
-from .client import Run, Session, WireClient
+from .client import HUGE, Failed, Refused, Run, Session, WireClient
+from .effect import Effect
 from .probe import PROBES, Outcome, Probe, Skipped, check
 from .wire import Array, Example
 
@@ -64,20 +65,33 @@ class Suite:
         return f"{stem}-{secrets.token_hex(4)}"
 
     @cached_property
-    def scale(self) -> float:
-        """Step size at which one gradient step of ``example()`` moves the logprobs by about 0.05 nats a token.
+    def initial_weights(self) -> dict[str, Array] | None:
+        """The adapter of a fresh run of seed 1, or None where the server gives no weights away."""
+        try:
+            with self.run() as run:
+                return self.weights(run)
+        except (Refused, Failed, Skipped):
+            return None
 
-        Small enough to stay linear, large enough to stand clear of rounding.
+    @cached_property
+    def rate(self) -> dict[str, float]:
+        """Settings of AdamW that make its first step a plain gradient step, visible and still linear.
+
+        Seen in weights the step is the gradient itself. Seen in logprobs it is scaled so that they move by about 0.05
+        nats a token: small enough to stay linear, large enough to stand clear of rounding.
         """
+        if self.initial_weights is not None:
+            return {"learning_rate": HUGE, "eps": HUGE}
         scale = 1e-3
         example = self.example()
         for _ in range(8):
+            settings = {"learning_rate": scale * HUGE, "eps": HUGE}
             with self.run() as run:
                 before = run.loss([example]).logprobs[0]
-                run.sgd(scale)
+                run.step(**settings)
                 moved = float((run.forward([example]).logprobs[0] - before).mean())
             if 0.02 <= moved <= 0.1:
-                return scale
+                return settings
             scale *= float(np.clip(0.05 / moved, 0.02, 50.0)) if moved > 1e-7 else 50.0
         raise AssertionError(
             "no step size moves the logprobs measurably: the server seems to ignore eps or learning_rate of optim_step"
@@ -93,14 +107,26 @@ class Suite:
             {"target_tokens": tokens[1:].astype("<i8"), "weights": np.full(length, weight, dtype="<f4")},
         )
 
-    def moved(self, train: Callable[[Run], Any], measured: Example, scale: float | None = None) -> Array:
-        """By how much each logprob of ``measured`` moves when ``train`` fills the gradient and one plain gradient
-        step follows, on a fresh run of always the same seed."""
+    def effect(self, train: Callable[[Run], Any], *, stepped: bool = False) -> Effect:
+        """What a plain gradient step does after ``train`` has filled the gradient of a fresh run, always of the same
+        seed. ``stepped``: ``train`` takes the step itself, with the settings of ``rate``."""
         with self.run() as run:
-            before = run.forward([measured]).logprobs[0]
+            measured = [self.example(seed, 30) for seed in (0, 1, 2)]
+            before = [] if self.initial_weights is not None else run.forward(measured).logprobs
             train(run)
-            run.sgd(scale or self.scale)
-            return np.asarray(run.forward([measured]).logprobs[0] - before)
+            if not stepped:
+                run.step(**self.rate)
+            if self.initial_weights is not None:
+                after = self.weights(run)
+                moves = [(after[name] - value).ravel() for name, value in sorted(self.initial_weights.items())]
+                return Effect(np.concatenate(moves), True)
+            moves = [a - b for a, b in zip(run.forward(measured).logprobs, before, strict=True)]
+            return Effect(np.concatenate(moves), False)
+
+    @cached_property
+    def plain_step(self) -> Effect:
+        """The step on ``example()``, to compare with."""
+        return self.effect(lambda run: run.loss([self.example()]))
 
     def weights(self, run: Run) -> dict[str, Array]:
         """The run's adapter as named float64 arrays. Raises Skipped where the server gives no weights away."""

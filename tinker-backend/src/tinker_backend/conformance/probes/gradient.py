@@ -5,32 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from ..client import Run
+from ..effect import growth, no_step, same_step
 from ..probe import check, probe
 from ..suite import Suite, same
-
-_LINEAR = 0.12
-"""Relative slack of a doubled step: logprobs are only linear in the weights to first order."""
-
-
-def _check_ratio(ratio: float, wanted: float, what: str) -> str:
-    check(abs(ratio / wanted - 1) <= _LINEAR, f"{what}: the step grows by {ratio:.3f}, not by {wanted:g}")
-    return f"step ratio {ratio:.4f} (wanted {wanted:g})"
 
 
 @probe("Weights times two double the gradient")
 def weights_scale_the_gradient(suite: Suite) -> str:
-    plain, doubled = suite.example(), suite.example(weight=2.0)
-    once = suite.moved(lambda run: run.loss([plain]), plain, suite.scale / 2).mean()
-    twice = suite.moved(lambda run: run.loss([doubled]), plain, suite.scale / 2).mean()
-    return _check_ratio(float(twice / once), 2.0, "doubled weights")
+    return growth(suite.effect(lambda run: run.loss([suite.example(weight=2.0)])), suite.plain_step, 2.0)
 
 
 @probe("A batch sums its datums: the same datum twice doubles the gradient")
 def a_batch_sums(suite: Suite) -> str:
     datum = suite.example()
-    once = suite.moved(lambda run: run.loss([datum]), datum, suite.scale / 2).mean()
-    twice = suite.moved(lambda run: run.loss([datum, datum]), datum, suite.scale / 2).mean()
-    return _check_ratio(float(twice / once), 2.0, "a batch of two")
+    return growth(suite.effect(lambda run: run.loss([datum, datum])), suite.plain_step, 2.0)
 
 
 @probe("Gradients accumulate over calls: two calls equal one call with both datums")
@@ -41,38 +29,31 @@ def calls_accumulate(suite: Suite) -> str:
         run.loss([short])
         run.loss([long])
 
-    together = suite.moved(lambda run: run.loss([short, long]), long)
-    apart = suite.moved(separately, long)
-    check(float(np.abs(together).mean()) > 1e-4, "the step moves nothing")
-    return same(together, apart, 0.05 * float(np.abs(together).max()) + 1e-4, "two calls against one")
+    together = suite.effect(lambda run: run.loss([short, long]))
+    return same_step(suite.effect(separately), together, "two calls against one")
 
 
 @probe("forward leaves no gradient behind")
 def forward_leaves_no_gradient(suite: Suite) -> str:
-    datum, other = suite.example(), suite.example(3)
-
-    def forward_only(run: Run) -> None:
-        run.forward([other])
-
-    moved = suite.moved(forward_only, datum)
-    return same(moved, np.zeros_like(moved), 1e-4, "logprobs after forward and a step")
+    forwards = suite.effect(lambda run: run.forward([suite.example(3), suite.example()]))
+    return no_step(forwards, suite.plain_step, "forward and a step")
 
 
 @probe("optim_step without gradients succeeds and changes nothing")
 def a_step_without_gradients_changes_nothing(suite: Suite) -> str:
-    moved = suite.moved(lambda run: None, suite.example())
-    return same(moved, np.zeros_like(moved), 1e-4, "logprobs after an empty step")
+    return no_step(suite.effect(lambda run: None), suite.plain_step, "an empty step")
 
 
 @probe("optim_step consumes the gradient: the next step starts from zero")
 def a_step_consumes_the_gradient(suite: Suite) -> str:
-    datum = suite.example()
-    with suite.run() as run:
-        run.loss([datum])
-        run.step(learning_rate=suite.scale * 1e6, eps=1e6, beta1=0.0)
-        after_first = run.forward([datum]).logprobs[0]
-        run.step(learning_rate=suite.scale * 1e6, eps=1e6, beta1=0.0)
-        return same(after_first, run.forward([datum]).logprobs[0], 1e-4, "logprobs after a second, empty step")
+    settings = {**suite.rate, "beta1": 0.0}
+
+    def twice(run: Run) -> None:
+        run.loss([suite.example()])
+        run.step(**settings)
+        run.step(**settings)
+
+    return same_step(suite.effect(twice, stepped=True), suite.plain_step, "a second, empty step")
 
 
 @probe("A datum's logprobs do not depend on what shares its batch (padding)")

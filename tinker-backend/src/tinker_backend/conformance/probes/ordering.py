@@ -6,9 +6,10 @@ import time
 
 import numpy as np
 
-from ..client import HUGE, Failed, Refused, Run
+from ..client import Failed, Refused, Run
+from ..effect import no_step, same_step
 from ..probe import check, probe
-from ..suite import Suite, same
+from ..suite import Suite
 from ..wire import Example
 
 
@@ -19,18 +20,14 @@ def _mismatched(suite: Suite) -> list[Example]:
 
 @probe("seq_id 2 that arrives first is promised at once and executes after seq_id 1")
 def a_later_operation_waits_for_the_earlier(suite: Suite) -> str:
-    datum = suite.example()
-    with suite.run() as run:
-        before = run.forward([datum]).logprobs[0]
+    def backwards(run: Run) -> None:
         first = run.next_seq()
-        step = run.send_step(seq=run.next_seq(), learning_rate=suite.scale * HUGE, eps=HUGE)
+        step = run.send_step(seq=run.next_seq(), **suite.rate)
         time.sleep(0.3)
-        run.send_loss([datum], seq=first).result()
+        run.send_loss([suite.example()], seq=first).result()
         step.result()
-        moved = run.forward([datum]).logprobs[0] - before
-    check(float(moved.mean()) > 1e-3, "the step ran before the gradient that precedes it: nothing moved")
-    reference = suite.moved(lambda run: run.loss([datum]), datum)
-    return same(moved, reference, 0.05 * float(np.abs(reference).max()) + 1e-4, "step sent before its gradient")
+
+    return same_step(suite.effect(backwards, stepped=True), suite.plain_step, "a step sent before its gradient")
 
 
 @probe("Chunks in any order (2, 3, then 1) sum as one call does")
@@ -44,11 +41,7 @@ def chunks_arrive_in_any_order(suite: Suite) -> str:
         for promise in (first, *late):
             promise.result()
 
-    measured = suite.example(0, 6)
-    together = suite.moved(lambda run: run.loss(data), measured)
-    return same(
-        suite.moved(chunked, measured), together, 0.05 * float(np.abs(together).max()) + 1e-4, "chunks against a call"
-    )
+    return same_step(suite.effect(chunked), suite.effect(lambda run: run.loss(data)), "chunks against one call")
 
 
 @probe("Operations may be pipelined: forward_backward and optim_step are sent before either result is read")
@@ -83,17 +76,14 @@ def a_failed_operation_does_not_stop_the_next(suite: Suite) -> str:
 
 @probe("A refused datum leaves no gradient of its neighbours behind")
 def a_refused_batch_leaves_no_gradient(suite: Suite) -> str:
-    datum = suite.example()
-
     def refused(run: Run) -> None:
         try:
-            run.send_loss([datum, *_mismatched(suite)]).result()
+            run.send_loss([suite.example(), *_mismatched(suite)]).result()
         except (Refused, Failed):
             return
         raise AssertionError("a datum with 12 tokens and 3 weights is accepted")
 
-    moved = suite.moved(refused, datum)
-    return same(moved, np.zeros_like(moved), 1e-4, "logprobs after a refused batch and a step")
+    return no_step(suite.effect(refused), suite.plain_step, "a refused batch and a step")
 
 
 @probe("A future that is not ready answers try_again after a long poll, not at once and not after 45 s")

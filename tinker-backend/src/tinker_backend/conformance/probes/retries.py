@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..client import HUGE, Promise, Run
+from ..client import Promise, Run
+from ..effect import same_step
 from ..probe import check, probe
 from ..suite import Suite, same
 
@@ -21,24 +22,21 @@ def a_repeated_gradient_counts_once(suite: Suite) -> str:
         same(first.result().logprobs[0], again.result().logprobs[0], 0.0, "both answers")
         run.send_loss([datum], seq=seq).result()
 
-    once = suite.moved(lambda run: run.loss([datum]), datum)
-    return same(suite.moved(twice, datum), once, 1e-3, "sent three times against once")
+    return same_step(suite.effect(twice), suite.plain_step, "sent three times against once")
 
 
 @probe("The same optim_step seq_id twice steps once")
 def a_repeated_step_steps_once(suite: Suite) -> str:
-    datum = suite.example()
-    with suite.run() as run:
-        before = run.loss([datum]).logprobs[0]
+    def twice(run: Run) -> None:
+        run.loss([suite.example()])
         seq = run.next_seq()
-        first = run.send_step(seq=seq, learning_rate=suite.scale * HUGE, eps=HUGE)
-        again = run.send_step(seq=seq, learning_rate=suite.scale * HUGE, eps=HUGE)
+        first = run.send_step(seq=seq, **suite.rate)
+        again = run.send_step(seq=seq, **suite.rate)
         check(first.request_id == again.request_id, "two futures for one seq_id")
         first.result()
         again.result()
-        moved = run.forward([datum]).logprobs[0] - before
-    reference = suite.moved(lambda run: run.loss([datum]), datum)
-    return same(moved, reference, 1e-3, "sent twice against once")
+
+    return same_step(suite.effect(twice, stepped=True), suite.plain_step, "sent twice against once")
 
 
 @probe("create_model with the same model_seq_id answers with the same run")

@@ -97,7 +97,9 @@ def an_unknown_input_is_refused(suite: Suite) -> str:
 
 @probe("A loss without its required inputs is refused")
 def a_missing_input_is_refused(suite: Suite) -> str:
-    return _refused(suite, lambda run: run.loss([suite.example()], "ppo"), "ppo without logprobs and advantages")
+    plain = suite.example()
+    data = [Example(plain.tokens, {"target_tokens": plain.inputs["target_tokens"]})]
+    return _refused(suite, lambda run: run.loss(data, "ppo"), "ppo without logprobs and advantages")
 
 
 @probe("NaN and infinity in loss inputs are refused")
