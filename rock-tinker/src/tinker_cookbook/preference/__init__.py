@@ -1,0 +1,1 @@
+"""Learning from comparisons: DPO, reward models, comparison policies."""

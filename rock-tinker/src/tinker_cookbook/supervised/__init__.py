@@ -1,0 +1,1 @@
+"""Supervised learning: data, loss, training."""

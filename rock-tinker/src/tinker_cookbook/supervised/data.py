@@ -1,0 +1,232 @@
+"""Datasets from conversations, files and Hugging Face datasets."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import chz
+import numpy as np
+
+import tinker
+from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, DataValidationError
+from tinker_cookbook.renderers import Message, Renderer, TrainOnWhat
+from tinker_cookbook.supervised.common import Reduction, datum_from_model_input_weights
+from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
+from tinker_cookbook.utils.file_utils import read_jsonl
+
+logger = logging.getLogger(__name__)
+
+
+def conversation_to_datum(
+    conversation: list[Message],
+    renderer: Renderer,
+    max_length: int | None,
+    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
+    reduction: Reduction = "mean",
+) -> tinker.Datum:
+    """One conversation as a datum for cross_entropy."""
+    model_input, weights = renderer.build_supervised_example(conversation, train_on_what)
+    return datum_from_model_input_weights(model_input, weights, max_length, reduction)
+
+
+class SupervisedDatasetFromList(SupervisedDataset):
+    """Rows in memory; shuffled per epoch, the last partial batch is dropped."""
+
+    def __init__(
+        self, rows: Sequence[Any], batch_size: int, to_data: Callable[[Any], list[tinker.Datum]], shuffle: bool = True
+    ) -> None:
+        if batch_size < 1:
+            raise ConfigurationError(f"batch_size={batch_size} must be at least 1")
+        if len(rows) < batch_size:
+            raise ConfigurationError(f"batch_size={batch_size} is larger than the dataset ({len(rows)} rows)")
+        self._rows, self._batch_size, self._to_data, self._shuffle = rows, batch_size, to_data, shuffle
+        self._order = np.arange(len(rows))
+
+    def __len__(self) -> int:
+        return len(self._rows) // self._batch_size
+
+    def set_epoch(self, seed: int = 0) -> None:
+        if self._shuffle:
+            self._order = np.random.default_rng(seed).permutation(len(self._rows))
+
+    def get_batch(self, index: int) -> list[tinker.Datum]:
+        chosen = self._order[index * self._batch_size : (index + 1) * self._batch_size]
+        return [datum for row in chosen for datum in self._to_data(self._rows[int(row)])]
+
+
+class SupervisedDatasetFromHFDataset(SupervisedDataset):
+    """A Hugging Face dataset. ``map_fn``: row to datum; ``flatmap_fn``: row to several."""
+
+    def __init__(
+        self,
+        hf_dataset: Any,
+        batch_size: int,
+        map_fn: Callable[[dict[str, Any]], tinker.Datum] | None = None,
+        flatmap_fn: Callable[[dict[str, Any]], list[tinker.Datum]] | None = None,
+    ) -> None:
+        if (map_fn is None) == (flatmap_fn is None):
+            raise ConfigurationError("give map_fn or flatmap_fn")
+        if flatmap_fn is not None:
+            to_data = flatmap_fn
+        else:
+            assert map_fn is not None
+            single = map_fn
+            to_data = lambda row: [single(row)]  # noqa: E731
+        self._inner = SupervisedDatasetFromList(hf_dataset, batch_size, to_data)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def set_epoch(self, seed: int = 0) -> None:
+        self._inner.set_epoch(seed)
+
+    def get_batch(self, index: int) -> list[tinker.Datum]:
+        return self._inner.get_batch(index)
+
+
+class StreamingSupervisedDatasetFromHFDataset(SupervisedDataset):
+    """A streamed dataset: only runs forward, ``length`` rows an epoch."""
+
+    def __init__(
+        self,
+        hf_dataset: Any,
+        batch_size: int,
+        length: int,
+        map_fn: Callable[[dict[str, Any]], tinker.Datum],
+        buffer_size: int = 10_000,
+    ) -> None:
+        self._source, self._batch_size, self._length = hf_dataset, batch_size, length
+        self._map, self._buffer_size = map_fn, buffer_size
+        self._rows: Iterator[dict[str, Any]] = iter(())
+        self._next = 0
+        self.set_epoch(0)
+
+    def __len__(self) -> int:
+        return self._length // self._batch_size
+
+    def set_epoch(self, seed: int = 0) -> None:
+        self._rows = iter(self._source.shuffle(seed=seed, buffer_size=self._buffer_size))
+        self._next = 0
+
+    def get_batch(self, index: int) -> list[tinker.Datum]:
+        if index < self._next:
+            raise DataValidationError(f"batch {index} was read already: a streamed dataset only runs forward")
+        for _ in range((index - self._next) * self._batch_size):
+            next(self._rows)
+        self._next = index + 1
+        return [self._map(next(self._rows)) for _ in range(self._batch_size)]
+
+
+def conversation_from_row(row: dict[str, Any], field: str = "messages", where: str = "row") -> list[Message]:
+    """Messages of a row.
+
+    Raises:
+        DataFormatError: the row has no list of messages with role and content.
+    """
+    messages = row.get(field)
+    if not isinstance(messages, list) or not messages:
+        raise DataFormatError(f"{where}: field {field!r} must be a non-empty list of messages; fields: {sorted(row)}")
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict) or "role" not in message or "content" not in message:
+            raise DataFormatError(
+                f"{where}: message {index} needs the fields 'role' and 'content': {json.dumps(message)[:120]}"
+            )
+    return messages
+
+
+@chz.chz
+class FromConversationFileBuilder(ChatDatasetBuilder):
+    """JSONL with a field ``messages`` per row. ``test_size`` rows are held out after shuffling with ``shuffle_seed``."""
+
+    file_path: str
+    test_size: int = 0
+    shuffle_seed: int = 0
+
+    def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
+        path = Path(self.file_path).expanduser()
+        if not path.is_file():
+            raise ConfigurationError(f"file_path={self.file_path!r} does not exist")
+        rows = [
+            conversation_from_row(row, where=f"{path}, row {index}")
+            for index, row in enumerate(read_jsonl(path), start=1)
+        ]
+        order = np.random.default_rng(self.shuffle_seed).permutation(len(rows))
+        shuffled = [rows[int(i)] for i in order]
+        held_out, training = shuffled[: self.test_size], shuffled[self.test_size :]
+        return chat_datasets(self, training, held_out)
+
+
+def chat_datasets(
+    builder: ChatDatasetBuilder, training: list[list[Message]], held_out: list[list[Message]]
+) -> tuple[SupervisedDataset, SupervisedDataset | None]:
+    """Datasets of conversations with the builder's configuration."""
+    common, renderer = builder.common_config, builder.renderer
+    mode = common.train_on_what or TrainOnWhat.ALL_ASSISTANT_MESSAGES
+
+    def to_data(conversation: list[Message]) -> list[tinker.Datum]:
+        return [conversation_to_datum(conversation, renderer, common.max_length, mode)]
+
+    train = SupervisedDatasetFromList(training, common.batch_size, to_data)
+    if not held_out:
+        return train, None
+    return train, SupervisedDatasetFromList(held_out, len(held_out), to_data, shuffle=False)
+
+
+@chz.chz
+class HFDatasetSource:
+    """One dataset on the hub or in a local folder."""
+
+    path: str
+    name: str | None = None
+    split: str = "train"
+    weight: float = 1.0
+    message_field: str = "messages"
+
+
+@chz.chz
+class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
+    """Several datasets of conversations, mixed by weight; ``test_size`` rows of each are held out.
+
+    ``stopping_strategy``: end with the first source that runs out, or repeat sources until all are used up.
+    """
+
+    sources: list[HFDatasetSource]
+    test_size: int = 0
+    shuffle_seed: int = 0
+    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
+
+    def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
+        import datasets
+
+        rng = np.random.default_rng(self.shuffle_seed)
+        held_out: list[list[Message]] = []
+        pools: list[list[list[Message]]] = []
+        for source in self.sources:
+            loaded = datasets.load_dataset(source.path, source.name, split=source.split)
+            rows = [conversation_from_row(row, source.message_field, source.path) for row in loaded]
+            rows = [rows[int(i)] for i in rng.permutation(len(rows))]
+            held_out += rows[: self.test_size]
+            pools.append(rows[self.test_size :])
+        weights = np.asarray([source.weight for source in self.sources])
+        training = _interleave(pools, weights / weights.sum(), self.stopping_strategy, rng)
+        return chat_datasets(self, training, held_out)
+
+
+def _interleave(
+    pools: list[list[list[Message]]], probabilities: np.ndarray, stop: str, rng: np.random.Generator
+) -> list[list[Message]]:
+    positions = [0] * len(pools)
+    finished = [False] * len(pools)
+    mixed: list[list[Message]] = []
+    while True:
+        chosen = int(rng.choice(len(pools), p=probabilities))
+        pool = pools[chosen]
+        mixed.append(pool[positions[chosen] % len(pool)])
+        positions[chosen] += 1
+        finished[chosen] = finished[chosen] or positions[chosen] >= len(pool)
+        if any(finished) if stop == "first_exhausted" else all(finished):
+            return mixed
