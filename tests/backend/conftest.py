@@ -143,6 +143,8 @@ class Wire:
         assert answer.status_code == _status, (answer.status_code, answer.text)
         return answer.json()
 
+    fill = staticmethod(lambda message, tokens, **inputs: add_datum(message, tokens, **inputs))
+
     def optim_step(self, model_id: str, seq_id: int, rate: float = 0.1, **fields: Any) -> Any:
         return self.post("optim_step", model_id=model_id, seq_id=seq_id, adam_params={"learning_rate": rate}, **fields)
 
@@ -188,6 +190,47 @@ def shared_backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend
 
 
 @pytest.fixture
+def new_wire() -> type[Wire]:
+    """Makes clients of any server."""
+    return Wire
+
+
+@pytest.fixture
 def wire(shared_backend: BackendProcess) -> Wire:
     """A client of the shared server."""
     return Wire(shared_backend.url)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with a tokenizer and a chat template."""
+    from tinker_backend.models.tiny import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def door_keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A key file, and the keys of ``alice`` and ``bob``."""
+    from tinker_backend.auth import KeyFile
+
+    path = tmp_path_factory.mktemp("keys") / "keys.json"
+    return path, {name: KeyFile(path).create(name)[0] for name in ("alice", "bob")}
+
+
+@pytest.fixture(scope="session")
+def engine_backend(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, door_keys: tuple[Path, dict[str, str]]
+) -> Iterator[BackendProcess]:
+    """One server over the real engine: model ``tiny``, alias ``Qwen/Tiny``, and two API keys."""
+    backend = BackendProcess(
+        tmp_path_factory.mktemp("engine"),
+        {"pretrain": str(tiny_model), "model_name": "tiny", "aliases": ["Qwen/Tiny"], "sequence_length": 512},
+        {
+            "runtime": {"command": None},
+            "backend": {"api_keys_file": str(door_keys[0])},
+            "limits": {"long_poll_seconds": 2},
+        },
+    )
+    yield backend
+    backend.stop()

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-
-
-def _conftest() -> Any:
-    """The module of the fixtures, for its Wire class."""
-    spec = importlib.util.spec_from_file_location("backend_fixtures", Path(__file__).with_name("conftest.py"))
-    assert spec is not None and spec.loader is not None
-    if spec.name not in sys.modules:
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[spec.name]
-
-
-Wire = _conftest().Wire
 
 
 def train(wire: Any, model: str, first: int, steps: int) -> list[dict[str, Any]]:
@@ -40,18 +23,20 @@ def train(wire: Any, model: str, first: int, steps: int) -> list[dict[str, Any]]
     return promises
 
 
-def undisturbed(make_backend: Callable[..., Any], steps: int) -> list[Any]:
+def undisturbed(make_backend: Callable[..., Any], new_wire: Any, steps: int) -> list[Any]:
     """The results of the same steps on a server that is left alone."""
     backend = make_backend(name="undisturbed")
-    wire = Wire(backend.url)
+    wire = new_wire(backend.url)
     model = wire.model()
     return [wire.result(promise) for promise in train(wire, model, 1, steps)]
 
 
-def test_killing_the_runtime_amid_a_forward_backward_costs_a_pause_only(make_backend: Callable[..., Any]) -> None:
-    expected = undisturbed(make_backend, 6)
+def test_killing_the_runtime_amid_a_forward_backward_costs_a_pause_only(
+    make_backend: Callable[..., Any], new_wire: Any
+) -> None:
+    expected = undisturbed(make_backend, new_wire, 6)
     backend = make_backend({"delay_seconds": 0.1})
-    wire = Wire(backend.url)
+    wire = new_wire(backend.url)
     promises = train(wire, wire.model(), 1, 6)
     for _ in range(2):
         time.sleep(0.35)
@@ -59,10 +44,12 @@ def test_killing_the_runtime_amid_a_forward_backward_costs_a_pause_only(make_bac
     assert [wire.result(promise) for promise in promises] == expected
 
 
-def test_killing_the_server_keeps_sessions_runs_futures_and_checkpoints(make_backend: Callable[..., Any]) -> None:
-    expected = undisturbed(make_backend, 6)
+def test_killing_the_server_keeps_sessions_runs_futures_and_checkpoints(
+    make_backend: Callable[..., Any], new_wire: Any
+) -> None:
+    expected = undisturbed(make_backend, new_wire, 6)
     backend = make_backend({"delay_seconds": 0.1})
-    wire = Wire(backend.url)
+    wire = new_wire(backend.url)
     session = wire.session()
     model = wire.model(session)
     promises = train(wire, model, 1, 3)
@@ -84,9 +71,9 @@ def test_killing_the_server_keeps_sessions_runs_futures_and_checkpoints(make_bac
     assert wire.optim_step(model, 13) == rest[5]
 
 
-def test_samplers_survive_the_death_of_runtime_and_server(make_backend: Callable[..., Any]) -> None:
+def test_samplers_survive_the_death_of_runtime_and_server(make_backend: Callable[..., Any], new_wire: Any) -> None:
     backend = make_backend()
-    wire = Wire(backend.url)
+    wire = new_wire(backend.url)
     model = wire.model()
     for promise in train(wire, model, 1, 2):
         wire.result(promise)
@@ -109,9 +96,9 @@ def test_samplers_survive_the_death_of_runtime_and_server(make_backend: Callable
 PROMPT = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
 
 
-def test_a_sample_under_way_survives_kills_of_both_processes(make_backend: Callable[..., Any]) -> None:
+def test_a_sample_under_way_survives_kills_of_both_processes(make_backend: Callable[..., Any], new_wire: Any) -> None:
     backend = make_backend({"sample_seconds": 1.0})
-    wire = Wire(backend.url)
+    wire = new_wire(backend.url)
     session = wire.session()
     sampler = wire.post(
         "create_sampling_session", session_id=session, sampling_session_seq_id=0, base_model="fake-model"
@@ -127,9 +114,11 @@ def test_a_sample_under_way_survives_kills_of_both_processes(make_backend: Calla
     assert all(len(wire.result(promise)["sequences"]) == 1 for promise in promises)
 
 
-def test_an_operation_that_kills_the_runtime_fails_with_an_error_that_says_so(make_backend: Callable[..., Any]) -> None:
+def test_an_operation_that_kills_the_runtime_fails_with_an_error_that_says_so(
+    make_backend: Callable[..., Any], new_wire: Any
+) -> None:
     backend = make_backend({"die_on_token": 666})
-    wire = Wire(backend.url)
+    wire = new_wire(backend.url)
     good, bad = wire.model(), wire.model()
     poison = wire.forward_backward(bad, 1, tokens=[1, 666, 2])
     after = wire.optim_step(bad, 2)
@@ -140,9 +129,9 @@ def test_an_operation_that_kills_the_runtime_fails_with_an_error_that_says_so(ma
     assert [wire.result(promise)["metrics"]["steps"] for promise in others[1::2]] == [1, 2, 3]
 
 
-def test_a_sample_that_kills_the_runtime_fails_alone(make_backend: Callable[..., Any]) -> None:
+def test_a_sample_that_kills_the_runtime_fails_alone(make_backend: Callable[..., Any], new_wire: Any) -> None:
     backend = make_backend({"die_on_token": 666, "sample_seconds": 0.2})
-    wire = Wire(backend.url)
+    wire = new_wire(backend.url)
     sampler = wire.post(
         "create_sampling_session", session_id=wire.session(), sampling_session_seq_id=0, base_model="fake-model"
     )
@@ -161,9 +150,11 @@ def test_a_sample_that_kills_the_runtime_fails_alone(make_backend: Callable[...,
     assert all("sequences" in results[i] for i in (0, 2, 3))
 
 
-def test_a_runtime_that_no_longer_starts_fails_operations_instead_of_hanging(make_backend: Callable[..., Any]) -> None:
+def test_a_runtime_that_no_longer_starts_fails_operations_instead_of_hanging(
+    make_backend: Callable[..., Any], new_wire: Any
+) -> None:
     backend = make_backend()
-    wire = Wire(backend.url)
+    wire = new_wire(backend.url)
     model = wire.model()
     (backend.folder / "engine.yaml").write_text("fail_start: the driver is gone\n")
     backend.kill_runtime()
@@ -171,14 +162,16 @@ def test_a_runtime_that_no_longer_starts_fails_operations_instead_of_hanging(mak
     assert "cannot start" in failure["error"] and "the driver is gone" in failure["error"]
 
 
-def test_a_server_whose_runtime_never_starts_exits_with_the_reason(make_backend: Callable[..., Any]) -> None:
+def test_a_server_whose_runtime_never_starts_exits_with_the_reason(
+    make_backend: Callable[..., Any], new_wire: Any
+) -> None:
     with pytest.raises(RuntimeError, match="no such device"):
         make_backend({"fail_start": "no such device"})
 
 
-def test_a_full_disk_pauses_the_client_and_loses_nothing(make_backend: Callable[..., Any]) -> None:
+def test_a_full_disk_pauses_the_client_and_loses_nothing(make_backend: Callable[..., Any], new_wire: Any) -> None:
     backend = make_backend()
-    wire = Wire(backend.url)
+    wire = new_wire(backend.url)
     model = wire.model()
     assert backend.process is not None
     import resource
@@ -195,7 +188,7 @@ def test_a_full_disk_pauses_the_client_and_loses_nothing(make_backend: Callable[
     assert wire.result(wire.optim_step(model, 1))["metrics"]["steps"] == 1
 
 
-def test_no_process_is_left_behind_when_the_server_is_killed(make_backend: Callable[..., Any]) -> None:
+def test_no_process_is_left_behind_when_the_server_is_killed(make_backend: Callable[..., Any], new_wire: Any) -> None:
     backend = make_backend()
     pid = backend.runtime_pid()
     backend.kill()
@@ -211,11 +204,11 @@ def test_no_process_is_left_behind_when_the_server_is_killed(make_backend: Calla
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_fifty_random_kills_leave_the_numbers_as_they_were(make_backend: Callable[..., Any]) -> None:
+def test_fifty_random_kills_leave_the_numbers_as_they_were(make_backend: Callable[..., Any], new_wire: Any) -> None:
     steps, kills = 20, 50
-    expected = undisturbed(make_backend, steps)
+    expected = undisturbed(make_backend, new_wire, steps)
     backend = make_backend({"delay_seconds": 0.15})
-    wire = Wire(backend.url)
+    wire = new_wire(backend.url)
     session = wire.session()
     model = wire.model(session)
     chance = random.Random(7)

@@ -73,6 +73,7 @@ async def _serve(backend: Backend, listener: socket.socket) -> int:
             server_header=False,
         )
     )
+    await backend.open()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     starting = asyncio.create_task(backend.start())
     try:

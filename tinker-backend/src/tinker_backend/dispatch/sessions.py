@@ -73,7 +73,7 @@ class SessionBook:
         key = (principal.owner, retry_key or secrets.token_hex(8))
         if (known := self._by_retry_key.get(key)) is not None:
             return known
-        now = time.time()
+        now = round(time.time(), 6)  # what a cursor in ISO 8601 can carry
         session = Session(
             f"sess-{secrets.token_hex(10)}",
             principal.owner,

@@ -81,8 +81,8 @@ class Backend:
             signer=LinkSigner(b""),
         )
 
-    async def start(self) -> None:
-        """Opens the ledger, starts the runtime and takes up unfinished work. Raises BackendError."""
+    async def open(self) -> None:
+        """Opens the ledger and takes up unfinished work, which then waits for the runtime. Raises LedgerError."""
         self.started_at = time.time()
         try:
             self.store.folders.create()
@@ -92,12 +92,15 @@ class Backend:
             ) from error
         self.ledger.open()
         self.signer = LinkSigner(bytes.fromhex(await self._secret()))
-        await self.supervisor.start()
         runs = await self.training.resume()
         samples = await self.sampling.resume()
         if runs or samples:
             log.info("taking up unfinished work: %d runs, %d samples", runs, samples)
         self._janitor = asyncio.create_task(Janitor(self).run(), name="janitor")
+
+    async def start(self) -> None:
+        """Starts the runtime and waits for its models. Raises RuntimeGone."""
+        await self.supervisor.start()
 
     async def stop(self) -> None:
         """Stops in order; what is unfinished stays in the ledger."""
