@@ -4,16 +4,122 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+import yaml
+
+from rock.sdk import Sandbox, SandboxConfig
+
+STATE_PARENT = os.environ.get("ROCK_TEST_STATE", "/var/tmp")
+_START_SECONDS = 60.0
 
 
 @pytest.fixture
 def rock_state() -> Iterator[Path]:
     """A short folder on a real disk (tmp_path can be a long path, and overlayfs cannot write on overlayfs)."""
-    folder = Path(tempfile.mkdtemp(prefix="rock-", dir=os.environ.get("ROCK_TEST_STATE", "/var/tmp")))
+    folder = Path(tempfile.mkdtemp(prefix="rock-", dir=STATE_PARENT))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@dataclass
+class RockStack:
+    """A worker and an admin as processes of their own, started by the command line."""
+
+    folder: Path
+    admin_port: int = field(default_factory=free_port)
+    worker_port: int = field(default_factory=free_port)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.admin_port}"
+
+    def write_config(self, **sections: dict[str, Any]) -> None:
+        config: dict[str, Any] = {
+            "admin": {"port": self.admin_port},
+            "worker": {"port": self.worker_port},
+            "state": {"folder": "state"},
+            "lifecycle": {"reconcile_interval_seconds": 0.5},
+        }
+        for name, values in sections.items():
+            config[name] = {**config.get(name, {}), **values}
+        (self.folder / "admin.yaml").write_text(yaml.safe_dump(config))
+
+    def start(self, name: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "rock.cli", name, "start", "--config", str(self.folder / "admin.yaml")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        port = self.admin_port if name == "admin" else self.worker_port
+        end = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/", timeout=2).status_code == 200:
+                    return
+            except httpx.HTTPError:
+                pass
+            if self.processes[name].poll() is not None or time.monotonic() > end:
+                pytest.fail(f"{name} did not start:\n{self.log(name)}")
+            time.sleep(0.05)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")[-6000:]
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> int:
+        process = self.processes.pop(name)
+        process.send_signal(number)
+        return process.wait(30)
+
+    def sandbox(self, **fields: Any) -> Sandbox:
+        defaults = {"image": "local", "memory": "1g", "cpus": 1, "auto_clear_seconds": 600, "startup_timeout": 60}
+        return Sandbox(SandboxConfig(base_url=self.url, **{**defaults, **fields}))
+
+    def close(self) -> None:
+        for name in list(self.processes):
+            self.kill(name, signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def rock_stack() -> Iterator[RockStack]:
+    """One worker and one admin for a whole test module."""
+    folder = Path(tempfile.mkdtemp(prefix="rock-", dir=STATE_PARENT))
+    stack = RockStack(folder)
+    stack.write_config()
+    try:
+        stack.start("worker")
+        stack.start("admin")
+        yield stack
+    finally:
+        stack.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def own_rock_stack(rock_state: Path) -> Iterator[RockStack]:
+    """A stack for one test alone; the test writes its configuration and starts what it needs."""
+    stack = RockStack(rock_state)
+    stack.write_config()
+    yield stack
+    stack.close()

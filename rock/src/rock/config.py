@@ -161,11 +161,18 @@ def load_config(path: str | Path | None) -> RockConfig:
         value = getattr(config.auth, name)
         if value is not None:
             setattr(config.auth, name, str(base / value))
-    if config.admin.host not in ("127.0.0.1", "localhost", "::1") and config.auth.key_file is None:
-        raise ConfigError(
-            f"{path}: admin.host {config.admin.host} is open to the network: set auth.key_file, or use 127.0.0.1"
-        )
+    check_exposure(config)
     return config
+
+
+def check_exposure(config: RockConfig) -> None:
+    """Refuses an admin that others could use without a key.
+
+    Raises:
+        ConfigError: admin.host is no loopback address and no key file is set.
+    """
+    if config.admin.host not in ("127.0.0.1", "localhost", "::1") and config.auth.key_file is None:
+        raise ConfigError(f"admin.host {config.admin.host} is open to the network: set auth.key_file, or use 127.0.0.1")
 
 
 def read_key_file(path: str | Path) -> list[str]:

@@ -16,6 +16,8 @@ RockError
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class RockError(Exception):
     """Root of this package's errors."""
@@ -30,11 +32,12 @@ class TransportError(RockError):
 
 
 class SandboxError(RockError):
-    """An operation on a sandbox failed."""
+    """An operation on a sandbox failed. `details` holds what else the admin said (partial output, say)."""
 
     def __init__(self, message: str, sandbox_id: str = "") -> None:
         super().__init__(message)
         self.sandbox_id = sandbox_id
+        self.details: dict[str, Any] = {}
 
 
 class SandboxStartError(SandboxError):

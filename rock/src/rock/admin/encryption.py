@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from typing import Any
 
 from rock.errors import ConfigError
 
@@ -19,7 +17,11 @@ def generate_key() -> str:
     return base64.b64encode(os.urandom(32)).decode()
 
 
-def _cipher(key: str) -> AESGCM:
+def _cipher(key: str) -> Any:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError as error:
+        raise ConfigError("encryption needs the package cryptography: pip install 'rl-rock[admin]'") from error
     try:
         raw = base64.b64decode(key, validate=True)
     except binascii.Error as error:
@@ -36,8 +38,11 @@ def encrypt(key: str, text: str) -> str:
 
 def decrypt(key: str, token: str) -> str:
     """Raises ConfigError for a wrong key or a damaged token."""
+    cipher = _cipher(key)
+    from cryptography.exceptions import InvalidTag
+
     try:
         raw = base64.b64decode(token, validate=True)
-        return _cipher(key).decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], None).decode()
+        return cipher.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], None).decode()
     except (InvalidTag, binascii.Error, ValueError) as error:
         raise ConfigError("cannot decrypt: wrong key or damaged text") from error

@@ -131,7 +131,9 @@ class Host:
         client = self._clients.get(sandbox_id)
         if client is None:
             transport = httpx.AsyncHTTPTransport(
-                uds=sandbox.socket_path, limits=httpx.Limits(max_connections=None, max_keepalive_connections=16)
+                uds=sandbox.socket_path,
+                verify=False,
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=16),
             )
             client = httpx.AsyncClient(
                 transport=transport, base_url="http://rocklet", timeout=httpx.Timeout(None, connect=10)

@@ -123,7 +123,8 @@ def port_routes(clients: dict[str, httpx.AsyncClient]) -> APIRouter:
         if "ports" not in clients:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
             timeout = httpx.Timeout(None, connect=_CONNECT_SECONDS)
-            clients["ports"] = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
+            # Plain HTTP only; without this httpx would look for certificates, which the sandbox may not have.
+            clients["ports"] = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False, verify=False)
         return clients["ports"]
 
     @router.api_route("/proxy/{port}/{path:path}", methods=_METHODS)

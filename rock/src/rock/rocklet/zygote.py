@@ -34,6 +34,8 @@ from rock.runtime.local.keeper import set_rlimits
 from rock.runtime.local.seccomp import restrict
 from rock.runtime.local.spec import Limits
 
+_WARM_UP_SECONDS = 25.0
+
 
 async def _warm_up(folder: Path) -> None:
     """Serves requests of each kind, so that every module they need is imported."""
@@ -62,11 +64,11 @@ async def _warm_up(folder: Path) -> None:
         await client.get("/download", params={"path": file})
         archive = await client.get("/download_dir", params={"path": str(folder / "state")})
         await client.post("/upload_dir", params={"path": str(folder / "copy")}, content=archive.content)
-        for route in ("/", "/is_alive", "/get_statistics", "/missing", f"/proxy/{port.getsockname()[1] ^ 1}/x"):
+        for route in ("/", "/is_alive", "/get_statistics", "/missing", "/proxy/1/x"):
             await client.get(route)
         answer = asyncio.create_task(client.get(f"/proxy/{port.getsockname()[1]}/x"))
         connection, _ = await asyncio.to_thread(port.accept)
-        connection.recv(4096)
+        await asyncio.to_thread(connection.recv, 4096)
         connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
         await answer
         connection.close()
@@ -89,7 +91,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_DFL)
     control = socket.socket(fileno=int(sys.argv[1]))
     with tempfile.TemporaryDirectory(prefix="rock-zygote-") as folder:
-        asyncio.run(_warm_up(Path(folder)))
+        asyncio.run(asyncio.wait_for(_warm_up(Path(folder)), _WARM_UP_SECONDS))
     if threading.active_count() != 1:
         raise RuntimeError(f"threads left after the warm-up: {threading.enumerate()}")
     sys.path.clear()  # a forgotten import must fail, not run a file of the sandbox
