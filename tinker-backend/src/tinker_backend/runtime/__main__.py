@@ -27,6 +27,9 @@ def main() -> int:
         format="%(asctime)s %(levelname)s runtime %(name)s: %(message)s",
     )
 
+    # Threads that wait for one another must not spin on cores that other programs want; read when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
     def build() -> Any:
         # torch is imported here, on the engine's thread, so that the socket is bound at once.
         from tinker_backend.config import EngineConfig

@@ -59,7 +59,8 @@ def _groups(lengths: list[int], device: torch.device) -> list[_Group]:
     groups: list[_Group] = []
     while order:
         longest = lengths[order[0]]
-        members, tokens = [], 0
+        members: list[int] = []
+        tokens = 0
         for i in order:
             if longest * (len(members) + 1) > _WASTE * (tokens + lengths[i]):
                 break

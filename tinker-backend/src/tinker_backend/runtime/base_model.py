@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -92,8 +93,8 @@ def read_weights(
     files = [f for f in files if not f.name.startswith(("adapter_", "optimizer", "gradients"))]
     if not files:
         raise UnsupportedModel(f"{folder} holds no .safetensors file; convert the model to safetensors first")
-    handles = [safe_open(str(file), framework="pt") for file in files]
-    where = {name: handle for handle in handles for name in handle.keys()}  # noqa: SIM118 - a handle is no mapping
+    handles: list[Any] = [safe_open(str(file), framework="pt") for file in files]
+    where = {name: handle for handle in handles for name in _names(handle)}
     # GPT-2 checkpoints of the first generation leave the prefix out.
     bare = {f"transformer.{name}": name for name in where if not name.startswith(("transformer.", "lm_head."))}
     fused: dict[str, Tensor] = {}
@@ -114,6 +115,10 @@ def read_weights(
             out[piece.start : piece.stop] = value
         fused[target] = out
     return fused
+
+
+def _names(handle: Any) -> list[str]:
+    return list(handle.keys())
 
 
 def unfuse(architecture: Architecture, fused: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from tinker_backend.config import EngineConfig
 from tinker_backend.models.location import resolve_model
 from tinker_backend.runtime.base_model import BaseModel, load_base_model
 from tinker_backend.runtime.engine import Engine
-from tinker_backend.runtime.hardware import pick_device, pick_dtype, usable_cores
+from tinker_backend.runtime.hardware import chosen_threads, pick_device, pick_dtype
 from tinker_backend.runtime.roles import RuntimeFault
 from tinker_backend.runtime.torch_sampler import TorchSampler
 from tinker_backend.runtime.torch_trainer import TorchTrainer
@@ -33,10 +33,10 @@ class Built:
     bases: list[BaseModel]
 
 
-def _option(given: dict[str, Any], key: str, default: Any, kind: type) -> Any:
+def _count(given: dict[str, Any], key: str, default: int) -> int:
     value = given.get(key, default)
-    if isinstance(value, bool) != (kind is bool) or not isinstance(value, kind) or (kind is int and value <= 0):
-        raise RuntimeFault(f"strategy_config.{key}: {value!r} must be a positive {kind.__name__}", "user")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise RuntimeFault(f"strategy_config.{key}: {value!r} must be a positive whole number", "user")
     return value
 
 
@@ -62,13 +62,13 @@ def build_engine(config: EngineConfig) -> Built:
             )
     _known("actor_train", train.strategy_config, {"dtype", "max_tokens_per_batch", "activation_checkpointing"})
     _known("actor_infer", infer.strategy_config, {"kv_cache_tokens", "max_batch_size", "prefill_tokens_per_step"})
-    threads = config.threads or usable_cores()
+    threads = config.threads or chosen_threads()
     torch.set_num_threads(threads)
     device = pick_device(config.device)
     dtype = pick_dtype(config.actor_train.model_args.dtype or train.strategy_config.get("dtype", "auto"), device)
     checkpointing = config.actor_train.model_args.gradient_checkpointing
     if checkpointing is None:
-        checkpointing = _option(train.strategy_config, "activation_checkpointing", False, bool)
+        checkpointing = train.strategy_config.get("activation_checkpointing", False)
     wanted = [(config.pretrain, config.model_name, config.aliases)]
     wanted += [(m.pretrain, m.model_name, m.aliases) for m in config.models]
     bases, models = [], {}
@@ -85,13 +85,11 @@ def build_engine(config: EngineConfig) -> Built:
             models[public] = base
         bases.append(base)
         log.info("loaded %s from %s in %.1f s (%s, %s)", name, folder, time.monotonic() - start, dtype, device)
-    trainer = TorchTrainer(
-        models, _option(train.strategy_config, "max_tokens_per_batch", 4096, int), bool(checkpointing)
-    )
+    trainer = TorchTrainer(models, _count(train.strategy_config, "max_tokens_per_batch", 4096), bool(checkpointing))
     sampler = TorchSampler(
         models,
-        _option(infer.strategy_config, "kv_cache_tokens", 65536, int),
-        _option(infer.strategy_config, "max_batch_size", 64, int),
-        _option(infer.strategy_config, "prefill_tokens_per_step", 1024, int),
+        _count(infer.strategy_config, "kv_cache_tokens", 65536),
+        _count(infer.strategy_config, "max_batch_size", 64),
+        _count(infer.strategy_config, "prefill_tokens_per_step", 1024),
     )
     return Built(Engine(models, trainer, sampler), device, dtype, threads, bases)

@@ -18,6 +18,12 @@ def usable_cores() -> int:
     return max(1, min(cores, math.floor(quota + 0.5)) if quota is not None else cores)
 
 
+def chosen_threads() -> int:
+    """Threads of torch: ``OMP_NUM_THREADS`` where the user set it, else every usable core."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(int(asked), usable_cores()) if asked.isdecimal() and int(asked) > 0 else usable_cores()
+
+
 def _cgroup_quota() -> float | None:
     """CPUs that the control group allows, None without a limit. Every level up to the root may have one."""
     limits: list[float] = []
@@ -28,9 +34,9 @@ def _cgroup_quota() -> float | None:
     for entry in entries:
         _, controllers, path = entry.split(":", 2)
         if controllers == "":
-            root, names = Path("/sys/fs/cgroup"), ("cpu.max",)
+            root, names = Path("/sys/fs/cgroup"), ["cpu.max"]
         elif "cpu" in controllers.split(","):
-            root, names = Path("/sys/fs/cgroup/cpu"), ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            root, names = Path("/sys/fs/cgroup/cpu"), ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
         else:
             continue
         folder = root / path.lstrip("/")
@@ -43,7 +49,7 @@ def _cgroup_quota() -> float | None:
     return min(limits) if limits else None
 
 
-def _quota_at(folder: Path, names: tuple[str, ...]) -> float | None:
+def _quota_at(folder: Path, names: list[str]) -> float | None:
     try:
         fields = " ".join((folder / name).read_text(encoding="ascii") for name in names).split()
     except OSError:

@@ -8,11 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tinker_backend.runtime.autograd import apply
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     """``x / rms(x) * (weight + offset)`` over the last dimension, computed in float32, returned in x.dtype."""
     if torch.is_grad_enabled():
-        return _RmsNorm.apply(x, weight, eps, offset)
+        return apply(_RmsNorm, x, weight, eps, offset)
     return _rms_norm(x, weight, eps, offset)[0]
 
 
@@ -35,7 +37,7 @@ class _RmsNorm(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight, inverse = ctx.saved_tensors
         normed = x.float() * inverse
         wide = grad.float()
@@ -55,7 +57,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
     """``act(gate) * up`` of a (..., 2 I) tensor that holds gate and up side by side."""
     if kind == "silu" and torch.is_grad_enabled():
-        return _SiluGate.apply(gate_up)
+        return apply(_SiluGate, gate_up)
     gate, up = gate_up.chunk(2, -1)
     return activation(gate, kind).mul_(up) if not torch.is_grad_enabled() else activation(gate, kind) * up
 
@@ -79,7 +81,7 @@ class _SiluGate(torch.autograd.Function):
         return F.silu(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, -1)
         result = torch.empty_like(gate_up)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tinker_backend.runtime.architecture import Architecture
+from tinker_backend.runtime.autograd import apply
 from tinker_backend.runtime.roles import LoraSpec
 
 Key = tuple[int, str]
@@ -182,7 +183,7 @@ class AdapterSegment:
 def lora_linear(x: Tensor, weight: Tensor, bias: Tensor | None, segments: list[AdapterSegment], key: Key) -> Tensor:
     """``x W^T + bias`` with every segment's low-rank term; only x is differentiated, sinks take the rest."""
     if torch.is_grad_enabled() and x.requires_grad:
-        return _LoraLinear.apply(x, weight, bias, segments, key)
+        return apply(_LoraLinear, x, weight, bias, segments, key)
     out = F.linear(x, weight, bias)
     _add_low_rank(x, out, segments, key)
     return out
@@ -229,7 +230,7 @@ class _LoraLinear(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         x, weight = ctx.saved_tensors
         grad = grad.contiguous()
         grad_x = grad @ weight

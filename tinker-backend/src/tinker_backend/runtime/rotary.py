@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tinker_backend.runtime.architecture import Architecture
+from tinker_backend.runtime.autograd import apply
 
 
 def rotary_tables(architecture: Architecture, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -74,7 +75,7 @@ def _yarn(frequencies: Tensor, dim: int, base: float, rope: dict[str, Any], max_
 
 def rotate(x_THd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates the first ``2 * cos.shape[-1]`` features of every head; cos and sin are (T, 1, rotary_dim / 2)."""
-    return _Rotate.apply(x_THd, cos, sin) if torch.is_grad_enabled() else _rotated(x_THd, cos, sin)
+    return apply(_Rotate, x_THd, cos, sin) if torch.is_grad_enabled() else _rotated(x_THd, cos, sin)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -95,7 +96,7 @@ class _Rotate(torch.autograd.Function):
         return _rotated(x, cos, sin)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         # The transposed rotation, times the same scale, turns the other way.
         return _rotated(grad, cos, -sin), None, None

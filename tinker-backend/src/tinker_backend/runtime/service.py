@@ -43,7 +43,7 @@ METHODS = frozenset(
         "read_weights_info",
     ]
 )
-_PARENT_POLL_SECONDS = 1.0
+_PARENT_POLL_MS = 1000
 _PR_SET_PDEATHSIG = 1
 
 
@@ -89,7 +89,7 @@ class Service:
         poller.register(alarm.fileno(), zmq.POLLIN)
         try:
             while self._running:
-                ready = dict(poller.poll(_PARENT_POLL_SECONDS * 1000))
+                ready = dict(poller.poll(_PARENT_POLL_MS))
                 if alarm.fileno() in ready:
                     alarm.recv(64)
                 if bell in ready:

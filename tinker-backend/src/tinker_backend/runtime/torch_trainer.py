@@ -241,7 +241,7 @@ class _MicroBatchPass:
         head = Head(self.base.decoder.head_weight(weights), weights.get("head.bias"), segments, key)
         grad = self._losses(head, hidden.detach(), None, None)
         if grad is not None:
-            hidden.backward(grad)
+            torch.autograd.backward(hidden, grad)
 
     def _execute_full(self) -> None:
         layout = self.run.layout
