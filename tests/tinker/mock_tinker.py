@@ -117,7 +117,7 @@ class MockTinker:
 
     # -- life ------------------------------------------------------------------------------------------------------
     def start(self) -> None:
-        listener = socket.socket()
+        listener = socket.socket(proto=socket.IPPROTO_TCP)  # asyncio turns Nagle off only for these
         listener.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         config = uvicorn.Config(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tinker
-from tinker import _pace, types
+from tinker import _retry, types
 
 
 @pytest.fixture
@@ -64,15 +64,23 @@ def test_passing_statuses_are_repeated_by_the_http_client(
     [(408, tinker.APIStatusError), (409, tinker.ConflictError), (429, tinker.RateLimitError)]
     + [(500, tinker.InternalServerError), (503, tinker.InternalServerError)],
 )
-def test_the_outer_retry_goes_on_until_its_time_is_over(
+def test_the_outer_retry_goes_on_for_five_minutes(
     server: Any, mock: Any, client: Any, waits: list[float], monkeypatch: Any, status: int, kind: type[Exception]
 ) -> None:
-    monkeypatch.setattr(_pace, "OUTER_RETRY_SECONDS", 0.5)
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return sum(waits)
+
+    monkeypatch.setattr(_retry, "time", Clock)
     server.always("samplers/s", mock.Answer(status, json={}))
     with pytest.raises(kind):
-        client.get_sampler("s").result(30)
-    assert attempts(server) >= 22 and attempts(server) % 11 == 0
-    assert waits[10] == 1.0  # between rounds of eleven
+        client.get_sampler("s").result(60)
+    rounds = attempts(server) // 11
+    assert attempts(server) == 11 * rounds
+    between = waits[10::11]
+    assert between == [1, 2, 4, 8, 16, 30][: len(between)] and len(between) == rounds - 1 >= 4
+    assert sum(waits) >= 300 > sum(waits) - sum(waits[-10:]) - between[-1]
 
 
 def test_the_key_is_constant_within_a_round_and_new_for_the_next(

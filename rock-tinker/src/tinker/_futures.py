@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future as ConcurrentFuture
 from typing import Any, Generic, TypeVar
 
@@ -83,18 +83,24 @@ class ConcurrentFutureShim(ConcurrentFuture[T], AwaitableConcurrentFuture[T]):
 
     _warned = False
 
-    def __init__(self, future: ConcurrentFuture[T]) -> None:  # deliberately no super(): all calls are forwarded
+    def __init__(self, future: ConcurrentFuture[T]) -> None:
+        ConcurrentFuture.__init__(self)
         self._future = future
+        future.add_done_callback(self._finish)
+
+    def _finish(self, future: ConcurrentFuture[T]) -> None:
+        if future.cancelled():
+            ConcurrentFuture.cancel(self)
+            self.set_running_or_notify_cancel()
+        elif error := future.exception():
+            self.set_exception(error)
+        else:
+            self.set_result(future.result())
 
     def result(self, timeout: float | None = None) -> T:
         return AwaitableConcurrentFuture.result(self, timeout)
 
-    def __getattr__(self, name: str) -> Any:  # concurrent.futures.wait and as_completed read _state, _condition, ...
-        if name == "_future":
-            raise AttributeError(name)
-        return getattr(self._future, name)
-
-    def _forward(self, name: str, *args: Any) -> Any:
+    def _warn(self, name: str) -> ConcurrentFuture[T]:
         if not ConcurrentFutureShim._warned:
             ConcurrentFutureShim._warned = True
             warnings.warn(
@@ -103,26 +109,22 @@ class ConcurrentFutureShim(ConcurrentFuture[T], AwaitableConcurrentFuture[T]):
                 FutureWarning,
                 stacklevel=3,
             )
-        return getattr(self._future, name)(*args)
+        return self._future
 
     def done(self) -> bool:
-        return bool(self._forward("done"))
+        return self._warn("done").done()
 
     def cancel(self) -> bool:
-        return bool(self._forward("cancel"))
+        return self._warn("cancel").cancel()
 
     def cancelled(self) -> bool:
-        return bool(self._forward("cancelled"))
+        return self._warn("cancelled").cancelled()
 
     def running(self) -> bool:
-        return bool(self._forward("running"))
+        return self._warn("running").running()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        error: BaseException | None = self._forward("exception", timeout)
-        return error
+        return self._warn("exception").exception(timeout)
 
-    def add_done_callback(self, fn: Any) -> None:
-        self._forward("add_done_callback", fn)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._future!r}>"
+    def add_done_callback(self, fn: Callable[[ConcurrentFuture[T]], object]) -> None:
+        self._warn("add_done_callback").add_done_callback(fn)

@@ -9,6 +9,9 @@ from enum import Enum
 from ._http import HttpClient, ResetBudget
 
 
+_CLEARTEXT_LIMIT = 8
+
+
 class PoolKind(Enum):
     """Value: how many requests may run at once on one HTTP client."""
 
@@ -20,9 +23,10 @@ class PoolKind(Enum):
     RETRIEVE_FUTURES = ("retrieve_futures", 50)
     TELEMETRY = ("telemetry", 50)
 
-    @property
-    def limit(self) -> int:
-        return self.value[1]
+    def limit(self, base_url: str) -> int:
+        """Requests at once on one HTTP client. Without TLS each takes a connection, and httpx looks through all
+        connections of a client for every request, so that small clients are faster there."""
+        return min(self.value[1], _CLEARTEXT_LIMIT) if base_url.startswith("http://") else self.value[1]
 
 
 class Pool:
