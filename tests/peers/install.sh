@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the environment of one release of the official SDK: install.sh FOLDER VERSION ("newest" takes the latest).
 # Uses uv where it is installed, else venv and pip. Does nothing when the environment is there already.
+# TINKER_PEER_TORCH names a site-packages folder that holds torch, which is then lent instead of installed again.
 set -euo pipefail
 if [ $# -ne 2 ]; then
   echo "usage: install.sh FOLDER VERSION" >&2
@@ -23,5 +24,9 @@ if command -v uv > /dev/null; then
 else
   "${TINKER_PEER_BASE_PYTHON:-python3}" -m venv "$folder"
   "$folder/bin/python" -m pip install --quiet "$requirement" numpy
+fi
+if [ -n "${TINKER_PEER_TORCH:-}" ]; then
+  # A .pth file adds the folder behind the environment's own, so that only what is missing comes from it.
+  echo "$TINKER_PEER_TORCH" > "$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/lent.pth"
 fi
 touch "$folder/complete"
