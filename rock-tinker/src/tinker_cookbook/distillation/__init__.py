@@ -1,0 +1,1 @@
+"""Distillation: a student learns from the distributions of teachers."""

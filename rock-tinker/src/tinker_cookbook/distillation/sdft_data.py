@@ -1,0 +1,181 @@
+"""Self-distillation data: what the teacher, who has seen the golden answer, thinks of the student's own tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import tinker
+from tinker_cookbook.distillation.top_k import mean_entropy, soft_target_datum, top_k_rows
+from tinker_cookbook.renderers import Message, Renderer
+from tinker_cookbook.rl.metrics import add_to_advantages, array, score_sequences
+
+if TYPE_CHECKING:
+    import torch
+
+DEFAULT_DEMO_TEMPLATE = (
+    "{question}\n\nThis is an example of a good answer to the question:\n{golden_answer}\n\n"
+    "Now answer the question yourself, in your own words."
+)
+
+
+def build_sdft_teacher_prompt(
+    question: str,
+    golden_answer: str,
+    renderer: Renderer,
+    system_prompt: str | None = None,
+    demo_template: str = DEFAULT_DEMO_TEMPLATE,
+) -> tinker.ModelInput:
+    """Prompt of the teacher: the question with the golden answer as a demonstration."""
+    messages = [Message(role="system", content=system_prompt)] if system_prompt else []
+    text = demo_template.format(question=question, golden_answer=golden_answer)
+    return renderer.build_generation_prompt([*messages, Message(role="user", content=text)])
+
+
+def _completion(datum: tinker.Datum) -> tuple[np.ndarray, list[int]]:
+    """Positions of sampled tokens and the tokens."""
+    positions = np.flatnonzero(array(datum, "mask") > 0)
+    targets = np.asarray(datum.loss_fn_inputs["target_tokens"].to_numpy())
+    return positions, [int(token) for token in targets[positions]]
+
+
+def _teacher_sequence(prompt: tinker.ModelInput, completion: list[int], limit: int) -> tuple[tinker.ModelInput, int]:
+    """Prompt and completion, cut at the context length; and how many completion tokens are left."""
+    kept = max(min(len(completion), limit - prompt.length), 0)
+    chunks = [*prompt.chunks, tinker.EncodedTextChunk(tokens=completion[:kept])] if kept else list(prompt.chunks)
+    return tinker.ModelInput(chunks=chunks), kept
+
+
+async def compute_sdft_advantages(
+    data_D: list[tinker.Datum],
+    metadata_D: Sequence[dict[str, int]],
+    teacher_client: tinker.SamplingClient,
+    teacher_prompts_P: Sequence[tinker.ModelInput],
+    max_context_length: int,
+) -> dict[str, float]:
+    """Set advantages of sampled tokens to teacher logprob − student logprob, in place (no top-k)."""
+    truncated = 0
+    total = 0.0
+    count = 0
+
+    async def score(datum: tinker.Datum, group: int) -> tuple[np.ndarray, int]:
+        _, completion = _completion(datum)
+        prompt = teacher_prompts_P[group]
+        sequence, kept = _teacher_sequence(prompt, completion, max_context_length)
+        logprobs = (await score_sequences(teacher_client, [sequence]))[0]
+        return logprobs[prompt.length - 1 : prompt.length - 1 + kept], kept
+
+    scored = await asyncio.gather(
+        *(score(datum, row["group_idx"]) for datum, row in zip(data_D, metadata_D, strict=True))
+    )
+    for datum, (teacher, kept) in zip(data_D, scored, strict=True):
+        positions, _ = _completion(datum)
+        truncated += kept < len(positions)
+        new = np.zeros(datum.model_input.length)
+        student = array(datum, "logprobs")[positions[:kept]]
+        new[positions[:kept]] = teacher - student
+        add_to_advantages(datum, new - array(datum, "advantages"))
+        total += float((student - teacher).sum())
+        count += kept
+    return {
+        "sdft/num_datums": float(len(data_D)),
+        "sdft/total_completion_tokens": float(count),
+        "sdft/teacher_kl": total / count if count else 0.0,
+        "sdft/teacher_truncated_count": float(truncated),
+    }
+
+
+async def build_topk_distillation_datums(
+    data_D: list[tinker.Datum],
+    metadata_D: Sequence[dict[str, int]],
+    teacher_client: tinker.SamplingClient,
+    teacher_prompts_P: Sequence[tinker.ModelInput],
+    topk: int,
+    max_context_length: int,
+    vocab_size: int | None = None,
+    skip_first_n_tokens: int = 3,
+) -> tuple[list[tinker.Datum], dict[str, float]]:
+    """The student's sequences with the teacher's top-k as soft targets of shape (N, K), for cross_entropy.
+
+    The first ``skip_first_n_tokens`` sampled tokens are left out: there the demonstration shows through most. Teacher
+    tokens outside ``vocab_size`` are dropped.
+    """
+    truncated = 0
+
+    async def build(datum: tinker.Datum, group: int) -> tuple[tinker.Datum, int, int]:
+        positions, completion = _completion(datum)
+        prompt = teacher_prompts_P[group]
+        sequence, kept = _teacher_sequence(prompt, completion, max_context_length)
+        rows = (await top_k_rows(teacher_client, sequence, topk))[prompt.length - 1 :]
+        rows_N: list[list[tuple[int, float]]] = [[] for _ in range(datum.model_input.length)]
+        weights_N = np.zeros(datum.model_input.length)
+        for number, position in enumerate(positions[:kept]):
+            row = [(t, lp) for t, lp in rows[number] if vocab_size is None or t < vocab_size]
+            rows_N[position] = row
+            weights_N[position] = float(number >= skip_first_n_tokens)
+        return soft_target_datum(datum.model_input, rows_N, weights_N, topk), kept, len(positions)
+
+    built = await asyncio.gather(
+        *(build(datum, row["group_idx"]) for datum, row in zip(data_D, metadata_D, strict=True))
+    )
+    truncated = sum(kept < total for _, kept, total in built)
+    useful = [datum for datum, _, _ in built if np.asarray(datum.loss_fn_inputs["weights"].to_numpy()).any()]
+    entropies = [mean_entropy(np.asarray(datum.loss_fn_inputs["weights"].to_numpy())) for datum in useful]
+    metrics = {
+        "sdft/num_datums": float(len(useful)),
+        "sdft/topk": float(topk),
+        "sdft/total_completion_tokens": float(sum(kept for _, kept, _ in built)),
+        "sdft/mean_teacher_entropy": float(np.mean(entropies)) if entropies else 0.0,
+        "sdft/teacher_truncated_count": float(truncated),
+    }
+    return useful, metrics
+
+
+async def build_reverse_kl_datums(
+    data_D: list[tinker.Datum],
+    metadata_D: Sequence[dict[str, int]],
+    teacher_client: tinker.SamplingClient,
+    teacher_prompts_P: Sequence[tinker.ModelInput],
+    topk: int,
+    max_context_length: int,
+    vocab_size: int | None = None,
+    skip_first_n_tokens: int = 3,
+) -> tuple[list[tinker.Datum], dict[str, float]]:
+    """The same data for ``reverse_kl_custom_loss``: weights are the teacher's probabilities."""
+    return await build_topk_distillation_datums(
+        data_D,
+        metadata_D,
+        teacher_client,
+        teacher_prompts_P,
+        topk,
+        max_context_length,
+        vocab_size,
+        skip_first_n_tokens,
+    )
+
+
+def reverse_kl_custom_loss(
+    data: list[tinker.Datum], logprobs_list: list[torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """Σ over trained positions of KL(student ‖ teacher) on the teacher's top-k tokens, both renormalised there."""
+    import torch
+
+    total = torch.zeros(())
+    positions = 0
+    for datum, logprobs in zip(data, logprobs_list, strict=True):
+        weights = torch.as_tensor(np.asarray(datum.loss_fn_inputs["weights"].to_numpy(), dtype=np.float32))
+        student = logprobs.reshape(weights.shape)
+        rows = weights.sum(dim=1) > 0
+        q = weights[rows] / weights[rows].sum(dim=1, keepdim=True)
+        present = q > 0
+        masked = student[rows].masked_fill(~present, -1e9)
+        log_p = torch.log_softmax(masked, dim=1)
+        log_q = torch.log(torch.where(present, q, torch.ones_like(q)))
+        terms = torch.where(present, log_p.exp() * (log_p - log_q), torch.zeros_like(q))
+        total = total + terms.sum()
+        positions += int(rows.sum())
+    mean = float(total.detach()) / positions if positions else 0.0
+    return total, {"sdft/reverse_kl": mean}

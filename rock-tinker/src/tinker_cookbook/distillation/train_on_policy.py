@@ -1,0 +1,176 @@
+"""On-policy distillation: the student samples, and moves towards its teacher where it sampled.
+
+advantage_t += −coef · mask_t · (student logprob − teacher logprob). Not centred; a discount γ > 0 first replaces the
+term by its discounted future sum. Each dataset may have a teacher of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import chz
+import numpy as np
+
+import tinker
+from tinker_cookbook.checkpoint_utils import CheckpointRecord
+from tinker_cookbook.distillation.datasets import (
+    CompositeDatasetBuilder,
+    DistillationDatasetConfig,
+    TaggedGroupBuilder,
+    TeacherConfig,
+)
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluatorBuilder
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.rl import config as rl_config
+from tinker_cookbook.rl import train as rl_train
+from tinker_cookbook.rl.advantages import estimate_advantages
+from tinker_cookbook.rl.batch_source import WrappedTrajectoryGroup
+from tinker_cookbook.rl.data_processing import assemble_training_data
+from tinker_cookbook.rl.loop import TrainingLoop
+from tinker_cookbook.rl.metrics import (
+    add_to_advantages,
+    array,
+    discounted_future_sum_vectorized,
+    full_sequence,
+    score_sequences,
+)
+from tinker_cookbook.utils import trace
+
+
+@trace.scope
+async def incorporate_kl_penalty(
+    data_D: list[tinker.Datum],
+    teacher_clients_D: Sequence[tinker.SamplingClient],
+    dataset_indices_D: Sequence[int],
+    kl_penalty_coef: float,
+    kl_discount_factor: float = 0.0,
+) -> dict[str, float]:
+    """Add the teacher term to the advantages in place. Returns ``teacher_kl`` and ``teacher_kl/dataset_<i>``."""
+
+    async def score(datum: tinker.Datum, client: tinker.SamplingClient) -> np.ndarray:
+        return (await score_sequences(client, [full_sequence(datum)]))[0]
+
+    teacher_D = await asyncio.gather(
+        *(score(datum, client) for datum, client in zip(data_D, teacher_clients_D, strict=True))
+    )
+    sums: dict[int, tuple[float, float]] = {}
+    for datum, teacher, dataset in zip(data_D, teacher_D, dataset_indices_D, strict=True):
+        mask = array(datum, "mask")
+        difference = mask * (array(datum, "logprobs") - teacher)
+        added = -kl_penalty_coef * difference
+        if kl_discount_factor > 0:
+            added = discounted_future_sum_vectorized(added, kl_discount_factor)
+        add_to_advantages(datum, added)
+        total, count = sums.get(dataset, (0.0, 0.0))
+        sums[dataset] = (total + float(difference.sum()), count + float(mask.sum()))
+    count = sum(c for _, c in sums.values())
+    metrics = {"teacher_kl": sum(t for t, _ in sums.values()) / count if count else 0.0}
+    metrics.update({f"teacher_kl/dataset_{i}": t / c if c else 0.0 for i, (t, c) in sorted(sums.items())})
+    return metrics
+
+
+@chz.chz
+class Config:
+    """One run of on-policy distillation."""
+
+    learning_rate: float
+    dataset_configs: list[DistillationDatasetConfig]
+    model_name: str
+    max_tokens: int
+    log_path: str = chz.field(munger=lambda _, path: str(Path(path).expanduser()))
+    recipe_name: str | None = None
+    renderer_name: str | None = None
+    temperature: float = 1.0
+    compute_post_kl: bool = False
+    evaluator_builders: list[SamplingClientEvaluatorBuilder] = chz.field(default_factory=list)
+    lora_rank: int = 32
+    kl_penalty_coef: float = 1.0
+    kl_discount_factor: float = 0.0
+    loss_fn: str = "importance_sampling"
+    loss_fn_config: dict[str, Any] | None = None
+    num_substeps: int = 1
+    wandb_project: str | None = None
+    wandb_name: str | None = None
+    session_name: str | None = None
+    base_url: str | None = None
+    enable_trace: bool = False
+    span_chart_every: int = 0
+    eval_every: int = 20
+    save_every: int = 20
+    load_checkpoint_path: str | None = None
+    max_steps: int | None = None
+    sampling_seed: int | None = None
+
+    @chz.validate
+    def _check(self) -> None:
+        if not self.dataset_configs:
+            raise ValueError("dataset_configs must name at least one dataset")
+
+
+async def teacher_clients(
+    service_client: tinker.ServiceClient, teachers: Sequence[TeacherConfig]
+) -> list[tinker.SamplingClient]:
+    """One client per teacher; equal teachers share one."""
+    known: dict[tuple[str, str | None], tinker.SamplingClient] = {}
+    for teacher in teachers:
+        key = (teacher.base_model, teacher.load_checkpoint_path)
+        if key in known:
+            continue
+        if teacher.load_checkpoint_path is not None:
+            known[key] = await service_client.create_sampling_client(model_path=teacher.load_checkpoint_path)
+        else:
+            known[key] = await service_client.create_sampling_client(base_model=teacher.base_model)
+    return [known[(teacher.base_model, teacher.load_checkpoint_path)] for teacher in teachers]
+
+
+class OnPolicyDistillationLoop(TrainingLoop):
+    """RL loop whose advantages get the teacher term."""
+
+    def __init__(self, *args: Any, distillation: Config, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.distillation = distillation
+        self.teachers: list[tinker.SamplingClient] = []
+
+    async def setup(self, service_client: tinker.ServiceClient, resume: CheckpointRecord | None) -> None:
+        configs = [config.teacher_config for config in self.distillation.dataset_configs]
+        self.teachers = await teacher_clients(service_client, configs)
+
+    async def prepare(self, groups: Sequence[WrappedTrajectoryGroup]) -> tuple[list[tinker.Datum], dict[str, float]]:
+        trajectory_groups = [group.trajectory_group for group in groups]
+        advantages_P = [estimate_advantages(group) for group in trajectory_groups]
+        data_D, metadata_D = assemble_training_data(trajectory_groups, advantages_P)
+        datasets_D = [dataset_index(groups[row["group_idx"]]) for row in metadata_D]
+        metrics = await incorporate_kl_penalty(
+            data_D,
+            [self.teachers[i] for i in datasets_D],
+            datasets_D,
+            self.distillation.kl_penalty_coef,
+            self.distillation.kl_discount_factor,
+        )
+        return data_D, metrics
+
+
+def dataset_index(group: WrappedTrajectoryGroup) -> int:
+    """Number of the dataset that a group comes from."""
+    builder = group.env_group_builder
+    if not isinstance(builder, TaggedGroupBuilder):
+        raise ConfigurationError("distillation needs groups of a CompositeDataset")
+    return builder.dataset_index
+
+
+def to_rl_config(config: Any, dataset_builder: Any) -> rl_config.Config:
+    """The part of a configuration that the RL loop reads."""
+    shared = [name for name in rl_config.Config.__chz_fields__ if name in type(config).__chz_fields__]
+    left_out = {"kl_penalty_coef", "kl_discount_factor", "dataset_builder"}
+    values = {name: getattr(config, name) for name in shared if name not in left_out}
+    return rl_config.Config(dataset_builder=dataset_builder, **values)
+
+
+async def main(config: Config, rollout_executor: Executor | None = None) -> None:
+    """Run on-policy distillation; an existing ``log_path`` with a checkpoint is resumed."""
+    rl = to_rl_config(config, CompositeDatasetBuilder(configs=config.dataset_configs))
+    await rl_train.run_loop(rl, OnPolicyDistillationLoop, rollout_executor, logged_config=config, distillation=config)
