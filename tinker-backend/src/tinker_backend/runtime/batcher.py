@@ -14,7 +14,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
-from torch import Tensor
 
 from tinker_backend.runtime.kv_cache import KvBudget, PrefixCache, RowPool, Segment, capacity_for, new_kv
 from tinker_backend.runtime.prompt_scores import PromptScores
@@ -78,8 +77,8 @@ class Prompt:
     samples: list[Sample]
     segment: Segment | None = None
     computed: int = 0
-    last_logits: Tensor | None = None
-    """(1, V) logits after the last token; None for a sample that lost its row, whose next token is known."""
+    borrowed: bool = False
+    """The segment belongs to the prefix cache already."""
 
     @property
     def first_read(self) -> bool:
@@ -109,13 +108,14 @@ class Batcher:
         self.read_tokens = read_tokens
         self.waiting: deque[Prompt] = deque()
         self.reading: list[Prompt] = []
+        self.ready: list[Prompt] = []
         self.pending: deque[tuple[Prompt, list[Sample]]] = deque()
         self.running = 0
 
     @property
     def idle(self) -> bool:
         """Nothing to do."""
-        return not (self.waiting or self.reading or self.pending or self.running)
+        return not (self.waiting or self.reading or self.ready or self.pending or self.running)
 
     # --- reading prompts
 
@@ -141,13 +141,17 @@ class Batcher:
         while self.waiting and under_way < self.read_tokens:
             prompt = self.waiting[0]
             beginning = (prompt.job.version.name, prompt.tokens[:64].tobytes())
-            if prompt.first_read and not prompt.job.scores.wanted and beginning in beginnings:
+            alike = prompt.first_read and not prompt.job.scores.wanted and beginning in beginnings
+            if alike and self.prefixes.find(prompt.job.version.name, prompt.tokens) is None:
                 # Another prompt with this beginning is being read; after it this one is a cache hit.
                 passed.append(self.waiting.popleft())
                 continue
             if not self._open(prompt):
                 break
             self.waiting.popleft()
+            if prompt.computed == len(prompt.tokens):
+                self.ready.append(prompt)
+                continue
             self.reading.append(prompt)
             beginnings.add(beginning)
             under_way += len(prompt.tokens) - prompt.computed
@@ -161,6 +165,8 @@ class Batcher:
         if needed_row > 0:
             found = self.prefixes.find(prompt.job.version.name, prompt.tokens)
         if found is not None:
+            if self._borrow(prompt, found[0], needed_row):
+                return True
             found[0].users += 1
         row = capacity_for(min(size + 1, base.context), base.context)
         try:
@@ -183,9 +189,28 @@ class Batcher:
                 prompt.job.cache_hits = known
         return True
 
+    def _borrow(self, prompt: Prompt, segment: Segment, needed_row: int) -> bool:
+        """Uses a segment of exactly these tokens as it is, when nothing about the prompt must be computed again."""
+        size = len(prompt.tokens)
+        if len(segment.tokens) != size or segment.last_hidden is None or needed_row < size - 1:
+            return False
+        if not np.array_equal(segment.tokens, prompt.tokens):
+            return False
+        segment.users += 1
+        prompt.segment, prompt.borrowed, prompt.computed = segment, True, size
+        if prompt.first_read:
+            prompt.job.cache_hits = size
+        return True
+
+    def take_ready(self) -> list[Prompt]:
+        """Prompts that are known as a whole and only need their next token."""
+        taken, self.ready = self.ready, []
+        return taken
+
     def read(self, prompt: Prompt) -> None:
         """The prompt is in its segment; its unfinished samples wait for rows."""
-        self.reading.remove(prompt)
+        if prompt in self.reading:
+            self.reading.remove(prompt)
         samples = [s for s in prompt.samples if s.stop_reason is None]
         if samples and not prompt.job.cancelled:
             self.pending.append((prompt, samples))
@@ -199,6 +224,8 @@ class Batcher:
             return
         prompt.segment = None
         segment.users -= 1
+        if prompt.borrowed:
+            return
         if prompt.computed < len(prompt.tokens):
             self.budget.used -= len(segment.tokens)
         else:
@@ -250,14 +277,16 @@ class Batcher:
         while len(self.pending) > 1 and not self.running:
             prompt, samples = self.pending.pop()
             self._drop_segment(prompt)
-            self.waiting.appendleft(Prompt(prompt.job, prompt.tokens, samples, last_logits=prompt.last_logits))
+            self.waiting.appendleft(Prompt(prompt.job, prompt.tokens, samples))
             first, first_samples = self.pending[0]
             if self._admit_some(first, first_samples) and not first_samples:
                 self.pending.popleft()
                 self.close(first)
 
     def _drop_segment(self, prompt: Prompt) -> None:
-        if prompt.segment is not None:
+        if prompt.segment is not None and prompt.borrowed:
+            self.close(prompt)
+        elif prompt.segment is not None:
             self.budget.used -= len(prompt.segment.tokens)
             prompt.segment = None
 
@@ -320,9 +349,10 @@ class Batcher:
         """Takes a job out of every queue and row."""
         job.cancelled = True
         self.waiting = deque(p for p in self.waiting if p.job is not job)
-        for prompt in [p for p in self.reading if p.job is job]:
-            self.reading.remove(prompt)
-            self.close(prompt)
+        for queue in (self.reading, self.ready):
+            for prompt in [p for p in queue if p.job is job]:
+                queue.remove(prompt)
+                self.close(prompt)
         for prompt, samples in [item for item in self.pending if item[0].job is job]:
             self.pending.remove((prompt, samples))
             self.close(prompt)

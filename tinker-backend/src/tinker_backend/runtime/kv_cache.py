@@ -110,6 +110,8 @@ class Segment:
     kv: Tensor
     users: int = 0
     """Prompts in progress that read it; while there are any it is not evicted."""
+    last_hidden: Tensor | None = None
+    """(1, hidden) final hidden state of the last token: what chooses the token after it."""
     keys: list[tuple[str, int]] = field(default_factory=list)
 
 

@@ -168,6 +168,7 @@ class TorchSampler:
     def step(self) -> None:
         """Reads some prompt tokens, then adds one token to every running sample of one weight set."""
         chunks = self.batcher.next_chunks()
+        self._guarded_start(self.batcher.take_ready())
         if chunks:
             self._guarded_read(chunks)
         self.batcher.admit()
@@ -222,16 +223,34 @@ class TorchSampler:
             if chunk.stop == len(chunk.prompt.tokens):
                 complete.append(chunk.prompt)
                 rows.append(at - 1)
-        starting = [(p, row) for p, row in zip(complete, rows, strict=True) if p.first_read and p.last_logits is None]
-        starting = [(p, row) for p, row in starting if any(s.stop_reason is None for s in p.samples)]
+        for prompt, row in zip(complete, rows, strict=True):
+            assert prompt.segment is not None
+            prompt.segment.last_hidden = hidden[row : row + 1].clone()
+        self._start(complete)
+
+    def _guarded_start(self, prompts: list[Prompt]) -> None:
+        for weight_set in {id(p.job.version.weight_set): p.job.version.weight_set for p in prompts}.values():
+            group = [p for p in prompts if p.job.version.weight_set is weight_set]
+            try:
+                self._start(sorted(group, key=lambda p: p.job.version.name))
+            except Exception as error:
+                log.exception("starting %d prompts failed", len(group))
+                for prompt in group:
+                    self._fail(prompt.job, RuntimeFault(f"sampling failed: {type(error).__name__}: {error}"))
+
+    def _start(self, prompts: list[Prompt]) -> None:
+        """Chooses the first token of each sample of prompts whose last hidden state is known."""
+        starting = [p for p in prompts if p.first_read and any(s.stop_reason is None for s in p.samples)]
         if starting:
-            index = torch.tensor([row for _, row in starting], device=base.device)
-            last_segments = _segments([(p.job.version, 1) for p, _ in starting])
-            logits, _ = head.logits(hidden[index], last_segments)
-            owners = [(place, sample) for place, (p, _) in enumerate(starting) for sample in p.samples]
-            spread = logits[torch.tensor([place for place, _ in owners], device=base.device)]
+            hidden = torch.cat(
+                [p.segment.last_hidden for p in starting if p.segment and p.segment.last_hidden is not None]
+            )
+            segments = _segments([(p.job.version, 1) for p in starting])
+            logits, _ = self._head(starting[0].job.version.weight_set, segments).logits(hidden, segments)
+            owners = [(place, sample) for place, p in enumerate(starting) for sample in p.samples]
+            spread = logits[torch.tensor([place for place, _ in owners], device=logits.device)]
             self._append([sample for _, sample in owners], spread)
-        for prompt in complete:
+        for prompt in prompts:
             self.batcher.read(prompt)
             self._finish_if_done(prompt.job)
 
