@@ -53,7 +53,7 @@ development_environment() {
   "${pip[@]}" uv 2>/dev/null || stop "pip cannot install uv; check pip's index settings (pip config list)"
   # pip, and not uv, for torch: pip's find-links and constraints may offer a CPU build.
   "${pip[@]}" "${TINKER_TORCH:-torch==2.13.0}" 2>/dev/null || stop "pip cannot install ${TINKER_TORCH:-torch==2.13.0}; set TINKER_TORCH to a build that your index has"
-  "$venv/bin/uv" pip install --quiet --no-config --python "$TINKER_TEST_PYTHON" --require-hashes -r tests/requirements.txt
+  "$venv/bin/uv" pip install --quiet --no-config --python "$TINKER_TEST_PYTHON" --no-deps --require-hashes -r tests/requirements.txt
   printf '%s' "$state" >"$venv/.ready"
   link_packages "$venv"
 }
