@@ -43,9 +43,9 @@ development_environment() {
   local venv=$1 python state
   TINKER_TEST_PYTHON=$venv/bin/python
   export TINKER_TEST_PYTHON
-  state=$(cat tests/requirements.txt */pyproject.toml | sha256sum | cut -d' ' -f1)
+  state=$(cat tests/requirements.txt | sha256sum | cut -d' ' -f1)
   if [ "$(cat "$venv/.ready" 2>/dev/null)" = "$state" ]; then link_packages "$venv" && return; fi
-  python=$(find_python 3.11 3.13 3.11 3.12 3.13) || stop "no Python 3.11 to 3.13 that works; install one, or set TINKER_PYTHON"
+  python=$(find_python 3.11 3.12 3.13) || stop "no Python 3.11 to 3.13 that works; install one, or set TINKER_PYTHON"
   say "development environment: $("$python" -V) -> $venv"
   "$python" -c 'import ensurepip' 2>/dev/null || python_venv_package
   rm -rf "$venv" && "$python" -m venv "$venv"
@@ -76,7 +76,7 @@ harbor_environment() {
   local venv=$1 python state
   state=$(sha256sum rock-tinker/local/requirements-harbor.txt | cut -d' ' -f1)
   if [ "$(cat "$venv/.ready" 2>/dev/null)" != "$state" ]; then
-    python=$(TINKER_PYTHON=${TINKER_HARBOR_PYTHON:-} find_python 3.12 3.13 3.12 3.13) || { say "no Python 3.12: tests marked harbor are skipped" && return; }
+    python=$(TINKER_PYTHON=${TINKER_HARBOR_PYTHON:-} find_python 3.12 3.13) || { say "no Python 3.12: tests marked harbor are skipped" && return; }
     say "Harbor environment: $("$python" -V) -> $venv"
     local uv=${TINKER_TEST_PYTHON%/python}/uv
     "$uv" venv --quiet --clear --python "$python" "$venv"

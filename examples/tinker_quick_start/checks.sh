@@ -16,13 +16,12 @@ need_task() {
   mkdir -p "$TASK/logs" 2>/dev/null || stop "$TASK cannot be written; choose another TASK"
 }
 
-# python_works PROGRAM LOWEST HIGHEST: whether it really runs (shims of version managers may not), is a CPython of
-# that range (as 3.11) and has the modules that an environment needs.
+# python_works PROGRAM MINOR: whether it really runs (shims of version managers may not), is a CPython of that minor
+# version (as 3.11) and has the modules that an environment needs.
 python_works() {
-  "$1" - "$2" "$3" >/dev/null 2>&1 <<'PYTHON'
+  "$1" - "$2" >/dev/null 2>&1 <<'PYTHON'
 import ctypes, sqlite3, ssl, sys, zlib
-low, high = (tuple(map(int, text.split("."))) for text in sys.argv[1:3])
-sys.exit(not (sys.implementation.name == "cpython" and low <= sys.version_info[:2] <= high))
+sys.exit(not (sys.implementation.name == "cpython" and "%d.%d" % sys.version_info[:2] == sys.argv[1]))
 PYTHON
 }
 
@@ -31,15 +30,14 @@ real_python() {
   "$1" -c 'import os, sys; print(os.path.realpath(sys.executable))'
 }
 
-# find_python LOWEST HIGHEST MINOR…: prints the first interpreter that works, looking for the given minors in order.
+# find_python MINOR…: prints the first interpreter that works, looking for the given minor versions in order.
 find_python() {
-  local low=$1 high=$2 minor candidate
-  shift 2
+  local minor candidate
   for minor in "$@"; do
     for candidate in ${TINKER_PYTHON:-} "python$minor" "/usr/bin/python$minor" "/usr/local/bin/python$minor" \
       "${PYENV_ROOT:-$HOME/.pyenv}/versions/$minor".*/bin/python \
       "$HOME/.local/share/uv/python/cpython-$minor".*/bin/python python3; do
-      if python_works "$candidate" "$minor" "$minor"; then
+      if python_works "$candidate" "$minor"; then
         real_python "$candidate"
         return 0
       fi

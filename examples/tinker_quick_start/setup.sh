@@ -60,7 +60,7 @@ setup_control() {
   need_task
   local python venv=$TASK/control-venv local=$ROCK/rock-tinker/local
   [ -f "$local/uv.lock" ] || stop "$local/uv.lock is missing; ROCK must name a complete checkout (now '$ROCK')"
-  python=$(find_python 3.11 3.13 3.11 3.12 3.13) ||
+  python=$(find_python 3.11 3.12 3.13) ||
     stop "no Python 3.11 to 3.13 that works was found; install one (apt-get install python3 python3-venv) or set TINKER_PYTHON"
   say "control environment: $python ($("$python" -V)) -> $venv"
   find_uv "$python"
@@ -143,7 +143,7 @@ setup_harbor() {
   local python venv=$TASK/harbor-venv local=$ROCK/rock-tinker/local state
   state=$(fingerprint "$local/requirements-harbor.txt")-$(cat "$TASK/dist/.built")
   if [ "$(cat "$venv/.locked" 2>/dev/null)" = "$state" ]; then return; fi
-  python=$(TINKER_PYTHON=${TINKER_HARBOR_PYTHON:-} find_python 3.12 3.13 3.12 3.13) || python=$(fetch_python) ||
+  python=$(TINKER_PYTHON=${TINKER_HARBOR_PYTHON:-} find_python 3.12 3.13) || python=$(fetch_python) ||
     stop "Harbor needs a Python 3.12 or 3.13 and none that works was found; install one (uv python install 3.12) or set TINKER_HARBOR_PYTHON"
   if [ "$(cut -d- -f1 "$venv/.locked" 2>/dev/null)" != "${state%%-*}" ]; then
     say "Harbor environment: $python ($("$python" -V)) -> $venv"
