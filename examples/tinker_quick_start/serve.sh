@@ -27,4 +27,4 @@ port_free "$host" "$port" ||
 log=$TASK/logs/rock-$role.log
 echo "ROCK $role on http://$host:$port (log: $log); Ctrl-C ends it"
 exec > >(exec tee -i -a "$log") 2>&1
-exec "$rock" "$role" --config "$config"
+exec "$rock" "$role" start --config "$config"
