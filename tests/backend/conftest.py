@@ -225,7 +225,13 @@ def engine_backend(
     """One server over the real engine: model ``tiny``, alias ``Qwen/Tiny``, and two API keys."""
     backend = BackendProcess(
         tmp_path_factory.mktemp("engine"),
-        {"pretrain": str(tiny_model), "model_name": "tiny", "aliases": ["Qwen/Tiny"], "sequence_length": 512},
+        {
+            "pretrain": str(tiny_model),
+            "model_name": "tiny",
+            "aliases": ["Qwen/Tiny"],
+            "sequence_length": 512,
+            "actor_train": {"model_args": {"dtype": "float32"}},
+        },
         {
             "runtime": {"command": None},
             "backend": {"api_keys_file": str(door_keys[0])},

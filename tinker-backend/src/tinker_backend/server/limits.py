@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ApiError, TooLarge
+from .chat.error_form import error_body
 
 if TYPE_CHECKING:
     from .backend import Backend
@@ -55,7 +56,7 @@ class FrontDoor:
             self._check(scope)
             await self._app(scope, self._limited(receive), counting_send)
         except ApiError as error:
-            await _answer(counting_send, error)
+            await _answer(counting_send, error, scope["path"])
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self.counts[route, status] = self.counts.get((route, status), 0) + 1
@@ -96,8 +97,8 @@ class FrontDoor:
         return counted
 
 
-async def _answer(send: Send, error: ApiError) -> None:
-    body = json.dumps({"detail": str(error)}).encode()
+async def _answer(send: Send, error: ApiError, path: str) -> None:
+    body = json.dumps(error_body(path, error.status, str(error))).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
