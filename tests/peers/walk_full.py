@@ -7,6 +7,7 @@ gives by intent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pickle
@@ -269,10 +270,8 @@ def custom_loss(service: Any, client: Any) -> None:
 
 def cancellation(sampler: Any) -> None:
     async def impatient() -> None:
-        try:
+        with contextlib.suppress(TimeoutError):
             await sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=200)).result_async(timeout=0.001)
-        except TimeoutError:
-            pass
 
     asyncio.run(impatient())
     OUTCOMES["cancel by timeout"] = "ok"

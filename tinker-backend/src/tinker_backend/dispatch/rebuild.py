@@ -118,6 +118,7 @@ async def save_versions(services: Services, run: Run, link: RuntimeLink) -> None
     await services.batcher.other(link, "save", run_id=run.run_id, path=str(folder), kind="sampler")
     services.samplers.saved(names, folder)
     del run.unsaved_versions[: len(names)]
+    await services.samplers.shrink(link)
     await services.samplers.retire(run.run_id, link, services.config.limits.ephemeral_samplers_per_run)
 
 

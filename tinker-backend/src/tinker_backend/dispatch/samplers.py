@@ -222,7 +222,7 @@ class SamplerBook:
                 await self.revive(version.run_id)
                 if version.resident_in != link.generation:
                     raise RuntimeFault(f"the unnamed weights {version.name} could not be made again", "server")
-        await self._shrink(link)
+        await self.shrink(link)
 
     def published(self, name: str, generation: int) -> None:
         """The runtime holds a version now."""
@@ -237,7 +237,7 @@ class SamplerBook:
         statement = sa.update(_T).where(_T.c.version.in_(names)).values(folder=str(folder))
         self._ledger.post(lambda connection: connection.execute(statement))
 
-    async def _shrink(self, link: RuntimeLink) -> None:
+    async def shrink(self, link: RuntimeLink) -> None:
         """Drops the least used versions beyond the limit from the runtime's memory."""
         resident = [v for v in self._versions.values() if v.resident_in == link.generation]
         spare = [v for v in resident if v.in_use == 0 and (v.folder is not None or v.is_base)]

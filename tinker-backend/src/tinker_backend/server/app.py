@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
 from typing import Any
 
@@ -14,24 +12,40 @@ from fastapi.responses import JSONResponse
 from ..errors import ApiError, LedgerError
 from .backend import Backend
 from .limits import FrontDoor
+from .routes import (
+    anthropic,
+    checkpoints,
+    console,
+    futures,
+    metrics,
+    models,
+    openai,
+    sampling,
+    service,
+    sessions,
+    training,
+    training_runs,
+    usage,
+    weights,
+)
 
 log = logging.getLogger(__name__)
 
-_ROUTES = (
-    "service",
-    "sessions",
-    "models",
-    "training",
-    "weights",
-    "sampling",
-    "futures",
-    "training_runs",
-    "checkpoints",
-    "usage",
-    "console",
-    "metrics",
-    "openai",
-    "anthropic",
+_ROUTERS = (
+    service,
+    sessions,
+    models,
+    training,
+    weights,
+    sampling,
+    futures,
+    training_runs,
+    checkpoints,
+    usage,
+    console,
+    metrics,
+    openai,
+    anthropic,
 )
 
 
@@ -39,10 +53,8 @@ def create_app(backend: Backend) -> FastAPI:
     """The application; ``backend`` must be started by the caller (see ``cli.serve``)."""
     app = FastAPI(title="tinker-backend", version=backend.version, docs_url="/docs", redoc_url=None)
     app.state.backend = backend
-    for name in _ROUTES:
-        module = f"{__package__}.routes.{name}"
-        if importlib.util.find_spec(module) is not None:
-            app.include_router(importlib.import_module(module).router)
+    for module in _ROUTERS:
+        app.include_router(module.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(LedgerError, _ledger_error)
     app.add_exception_handler(RequestValidationError, _invalid)
