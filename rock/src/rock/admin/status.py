@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from rock import __version__
 
 Record = dict[str, Any]
+
+
+def _iso(moment: float | None) -> str | None:
+    """UNIX time as ISO 8601 in UTC."""
+    return None if moment is None else datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")
 
 
 def start_response(record: Record) -> dict[str, Any]:
@@ -46,13 +52,13 @@ def status_response(record: Record, reachable: str = "") -> dict[str, Any]:
         "namespace": record["namespace"],
         "num_gpus": None,
         "accelerator_type": None,
-        "start_time": record["start_time"],
-        "stop_time": record["stop_time"],
-        "create_time": record["create_time"],
+        "start_time": _iso(record["start_time"]),
+        "stop_time": _iso(record["stop_time"]),
+        "create_time": _iso(record["create_time"]),
         "archive_time": None,
-        "delete_time": record["delete_time"],
-        "auto_stop_time": stop_at,
+        "delete_time": _iso(record["delete_time"]),
+        "auto_stop_time": _iso(stop_at),
         "auto_archive_time": None,
         "auto_delete_time": None,
-        "state_history": record["state_history"],
+        "state_history": [{**one, "timestamp": _iso(one["timestamp"])} for one in record["state_history"]],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -39,7 +40,7 @@ def encrypt_text(key_file: Path) -> None:
     """Encrypt standard input (without its last newline)."""
     from rock.admin.encryption import encrypt
 
-    click.echo(encrypt(read_key_file(key_file)[0], click.get_text_stream("stdin").read().removesuffix("\n")))
+    click.echo(encrypt(read_key_file(key_file)[0], sys.stdin.read().removesuffix("\n")))
 
 
 @crypto.command("decrypt")
@@ -48,4 +49,4 @@ def decrypt_text(key_file: Path) -> None:
     """Decrypt standard input."""
     from rock.admin.encryption import decrypt
 
-    click.echo(decrypt(read_key_file(key_file)[0], click.get_text_stream("stdin").read().strip()))
+    click.echo(decrypt(read_key_file(key_file)[0], sys.stdin.read().strip()))

@@ -27,6 +27,10 @@ class SessionEnded(RockletError):
     """The session's shell has exited."""
 
 
+class NonZeroExit(RockletError):
+    """A command that was to succeed ended with another exit code than 0."""
+
+
 class FileProblem(RockletError):
     """A file could not be read or written."""
 

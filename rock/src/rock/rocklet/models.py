@@ -98,7 +98,7 @@ class BashAction(_Body):
     """A command line for a session.
 
     Args:
-        check: "raise" (a status other than 0 gives a failure_reason), "silent" or "ignore".
+        check: "raise" (an exit code other than 0 is an error), "silent" or "ignore".
         is_interactive_command: types the text into whatever runs in the session and waits for one of `expect`.
         is_interactive_quit: types the text and waits until the session's shell is back.
     """

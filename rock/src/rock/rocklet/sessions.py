@@ -19,7 +19,7 @@ import uuid
 from pathlib import Path
 
 from rock.rocklet.commands import MAX_STREAM_BYTES, BackgroundCommand, identity, prefer_to_kill
-from rock.rocklet.errors import RockletError, SessionEnded, SessionExists, SessionMissing, TimeLimit
+from rock.rocklet.errors import NonZeroExit, RockletError, SessionEnded, SessionExists, SessionMissing, TimeLimit
 from rock.rocklet.models import DEFAULT_TIMEOUT_SECONDS, BashAction, BashObservation, CreateSession
 from rock.runtime.processes import MARK, kill_family
 
@@ -88,6 +88,7 @@ class BashSession:
         Raises:
             SessionEnded: the shell is gone (before or by this command).
             TimeLimit: the command did not end in time; it was interrupted, then killed. The session lives on.
+            NonZeroExit: the command failed and `action.check` is "raise".
         """
         async with self.lock:
             self._assert_alive()
@@ -121,10 +122,10 @@ class BashSession:
             if code is None:
                 found = next((word for word in action.expect if word in text), "")
                 return BashObservation(output=text, exit_code=None, expect_string=found, output_file=file)
-            reason = ""
             if code != 0 and action.check == "raise":
                 reason = action.error_msg or f"command ended with exit code {code}"
-            return BashObservation(output=text, exit_code=code, failure_reason=reason, output_file=file)
+                raise NonZeroExit(reason, exit_code=code, output=text)
+            return BashObservation(output=text, exit_code=code, output_file=file)
 
     async def _interact(self, action: BashAction, timeout: float) -> BashObservation:
         start = self._size()
@@ -153,7 +154,7 @@ class BashSession:
             f"export {MARK}={folder.name}; {{ ( . {_quoted(str(script))} ) </dev/null >>{_quoted(str(target))} 2>&1; "
             f"echo $? >{_quoted(str(status))}; }} & echo $! >{_quoted(str(pid_file))}; export {MARK}={self.mark}"
         )
-        started = await self.run(BashAction(command=text, session=self.name, timeout=30, check="raise"))
+        started = await self.run(BashAction(command=text, session=self.name, timeout=30, check="silent"))
         if started.exit_code != 0:
             raise RockletError(f"session {self.name!r} could not start the command: {started.output}")
         pid = int(pid_file.read_text())

@@ -35,7 +35,7 @@ class Observation(_Answer):
 
 
 class SandboxStatus(_Answer):
-    """State of a sandbox, as the admin knows it."""
+    """State of a sandbox, as the admin knows it. Times are ISO 8601 in UTC."""
 
     sandbox_id: str
     state: str = ""
@@ -51,10 +51,10 @@ class SandboxStatus(_Answer):
     user_id: str | None = None
     experiment_id: str | None = None
     namespace: str | None = None
-    create_time: float | None = None
-    start_time: float | None = None
-    stop_time: float | None = None
-    auto_stop_time: float | None = None
+    create_time: str | None = None
+    start_time: str | None = None
+    stop_time: str | None = None
+    auto_stop_time: str | None = None
     state_history: list[dict[str, Any]] = []
 
 
