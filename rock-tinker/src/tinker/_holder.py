@@ -64,9 +64,7 @@ class Holder:
         self.credential: Credential = self._raw_credential
         self._headers = base_headers(self.header_overrides)
         self._pools: dict[PoolKind, Pool] = {}
-        self._set_up_pool = Pool(
-            1, lambda budget: HttpClient(self.base_url, self._headers, self._raw_credential, budget)
-        )
+        self._set_up_pool = self._new_set_up_pool()
         self._known_flags = flags
         self._connected = False
         self._session_id = session_id
@@ -115,6 +113,7 @@ class Holder:
             self.flags = await self._set_up(call, ClientConfigResponse, retry=patient)
         if self.flags.credential_default_source == "credential_cmd":
             self._raw_credential = resolve_credential(self.api_key, self.base_url, enforce_command=True)
+            self._set_up_pool = self._new_set_up_pool()
         self.credential = self._raw_credential
         if self.flags.pjwt_auth_enabled:
             exchanged = ExchangedToken(self._exchange_token)
@@ -134,6 +133,11 @@ class Holder:
             logger.debug("the server has no dynamic config")
         self._spawn(_background.refresh_dynamic_flags, _background.flush_telemetry, _background.send_cancellations)
         self._connected = True
+
+    def _new_set_up_pool(self) -> Pool:
+        """For calls that carry the credential itself and not the token that it is exchanged for."""
+        credential = self._raw_credential
+        return Pool(1, lambda budget: HttpClient(self.base_url, self._headers, credential, budget))
 
     def _create_limits(self) -> None:
         flags = self.flags
