@@ -49,10 +49,9 @@ _COPIED = (
 def save_run(run: TrainingRun, path: str, kind: SaveKind) -> SavedWeights:
     """Writes a run to the folder ``path``: a temporary sibling first, then one rename."""
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
-    staged.mkdir()
     try:
+        staged.mkdir(parents=True)
         _write_weights(run, staged, kind)
         if kind == "training":
             _write_training_state(run, staged)
