@@ -69,7 +69,7 @@ class CreateModelBody(Body):
     """create_model."""
 
     session_id: str
-    model_seq_id: int = Field(ge=0)
+    model_seq_id: int = Field(ge=0, lt=2**63)
     base_model: str
     lora_config: LoraConfigBody | None = None
     user_metadata: dict[str, Any] | None = None
@@ -123,7 +123,7 @@ class SaveForSamplerBody(RunBody):
     """save_weights_for_sampler: named (``path``) or unnamed (``sampling_session_seq_id``)."""
 
     path: str | None = None
-    sampling_session_seq_id: int | None = Field(None, ge=0)
+    sampling_session_seq_id: int | None = Field(None, ge=0, lt=2**63)
     kind: Literal["snapshot", "inflight"] = "snapshot"
     ttl_seconds: int | None = None
     user_metadata: dict[str, Any] | None = None
@@ -145,7 +145,7 @@ class LoadWeightsBody(Body):
     model_id: str | None = None
     seq_id: int | None = Field(None, ge=1, lt=2**31)
     session_id: str | None = None
-    model_seq_id: int | None = Field(None, ge=0)
+    model_seq_id: int | None = Field(None, ge=0, lt=2**63)
     base_model: str | None = None
     user_metadata: dict[str, Any] | None = None
     optimizer_config: OptimizerConfigBody | None = None
@@ -170,7 +170,7 @@ class CreateCustomLossBody(Body):
     """create_custom_loss."""
 
     session_id: str
-    custom_loss_seq_id: int = Field(ge=0)
+    custom_loss_seq_id: int = Field(ge=0, lt=2**63)
     name: str = Field(max_length=256)
     inputs: list[LossInputBody] = Field(min_length=1, max_length=17)
     graph: LossGraphBody
@@ -189,7 +189,7 @@ class CreateSamplingSessionBody(Body):
     """create_sampling_session."""
 
     session_id: str
-    sampling_session_seq_id: int = Field(ge=0)
+    sampling_session_seq_id: int = Field(ge=0, lt=2**63)
     base_model: str | None = None
     model_path: str | None = None
 
@@ -219,7 +219,7 @@ class RetrieveFuturesBody(Body):
     """retrieve_futures. ``timeout`` None: a long poll; 0: at once."""
 
     target: FuturesTarget
-    prev_cursor: int = Field(0, ge=0)
+    prev_cursor: int = Field(0, ge=0, lt=2**63)
     timeout: float | None = Field(None, ge=0)
     retrieved_request_ids: list[str] = Field(default_factory=list)
 

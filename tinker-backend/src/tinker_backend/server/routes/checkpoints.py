@@ -31,7 +31,7 @@ _ONE = "/training_runs/{run_id}/checkpoints/{segment}/{name}"
 
 @router.get("/checkpoints")
 async def list_checkpoints(
-    caller: Caller, backend: Server, limit: int = Query(100, ge=0, le=10000), offset: int = Query(0, ge=0)
+    caller: Caller, backend: Server, limit: int = Query(100, ge=0, le=10000), offset: int = Query(0, ge=0, lt=2**63)
 ) -> dict[str, Any]:
     """All checkpoints of the caller, newest first."""
     checkpoints, total = await backend.store.list(owner=caller.owner, limit=limit, offset=offset)

@@ -61,7 +61,7 @@ async def assign_project(session_id: str, body: ProjectBody, caller: Caller, bac
 
 @router.get("/sessions")
 async def list_sessions(
-    caller: Caller, backend: Server, limit: int = Query(20, ge=0, le=10000), offset: int = Query(0, ge=0)
+    caller: Caller, backend: Server, limit: int = Query(20, ge=0, le=10000), offset: int = Query(0, ge=0, lt=2**63)
 ) -> dict[str, Any]:
     """All sessions of the caller, newest first."""
     query = (

@@ -77,7 +77,7 @@ async def list_training_runs(
     caller: Caller,
     backend: Server,
     limit: int = Query(20, ge=0, le=10000),
-    offset: int = Query(0, ge=0),
+    offset: int = Query(0, ge=0, lt=2**63),
     access_scope: str = "owned",
     project_id: str | None = None,
 ) -> dict[str, Any]:
