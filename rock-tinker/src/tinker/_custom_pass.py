@@ -106,7 +106,11 @@ def _differentiate(
         np.zeros(tuple(leaf.shape), dtype=np.float32) if leaf.grad is None else -leaf.grad.float().numpy()
         for leaf in leaves
     ]
-    return float(loss.detach()), {key: float(value) for key, value in metrics.items()}, weights
+    return float(loss.detach()), {key: _number(value) for key, value in metrics.items()}, weights
+
+
+def _number(value: Any) -> float:
+    return float(value.detach() if hasattr(value, "detach") else value)
 
 
 def _with_weights(chunks: list[list[Datum]], weights: list[np.ndarray]) -> list[list[Datum]]:
@@ -138,7 +142,7 @@ def _over_batch(handle: LossHandle) -> Any:
             loss, metrics = handle.graph(*_arguments(handle, datum, leaf))
             total = total + loss
             for key, value in metrics.items():
-                collected.setdefault(key, []).append(float(value))
+                collected.setdefault(key, []).append(_number(value))
         return total, {
             key: sum(values) / len(values) if key.endswith(":mean") else sum(values)
             for key, values in collected.items()
