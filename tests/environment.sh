@@ -16,6 +16,7 @@ test_environment() {
   mkdir -p "$cache"
   exec 9>"$cache/.lock" && flock 9
   system_packages
+  export UV_NATIVE_TLS=${UV_NATIVE_TLS:-true} UV_PYTHON_DOWNLOADS=${UV_PYTHON_DOWNLOADS:-never}
   development_environment "$cache/dev"
   harbor_environment "$cache/harbor"
   peers_environment "$cache/peers"
@@ -53,7 +54,8 @@ development_environment() {
   "${pip[@]}" uv 2>/dev/null || stop "pip cannot install uv; check pip's index settings (pip config list)"
   # pip, and not uv, for torch: pip's find-links and constraints may offer a CPU build.
   "${pip[@]}" "${TINKER_TORCH:-torch==2.13.0}" 2>/dev/null || stop "pip cannot install ${TINKER_TORCH:-torch==2.13.0}; set TINKER_TORCH to a build that your index has"
-  "$venv/bin/uv" pip install --quiet --no-config --python "$TINKER_TEST_PYTHON" --no-deps --require-hashes -r tests/requirements.txt
+  uv_sources "$TINKER_TEST_PYTHON"
+  "$venv/bin/uv" pip install --quiet --python "$TINKER_TEST_PYTHON" --no-deps --require-hashes "${UV_SOURCES[@]}" -r tests/requirements.txt
   printf '%s' "$state" >"$venv/.ready"
   link_packages "$venv"
 }
@@ -61,7 +63,7 @@ development_environment() {
 # link_packages VENV: the three packages of this checkout, editable. One cache serves several checkouts, one at a time.
 link_packages() {
   if [ "$(cat "$1/.checkout" 2>/dev/null)" = "$PWD" ]; then return; fi
-  "$1/bin/uv" pip install --quiet --no-config --python "$1/bin/python" --no-deps --no-build-isolation -e rock -e rock-tinker -e tinker-backend
+  "$1/bin/uv" pip install --quiet --python "$1/bin/python" --no-deps --no-build-isolation -e rock -e rock-tinker -e tinker-backend
   printf '%s' "$PWD" >"$1/.checkout"
 }
 
@@ -80,7 +82,8 @@ harbor_environment() {
     say "Harbor environment: $("$python" -V) -> $venv"
     local uv=${TINKER_TEST_PYTHON%/python}/uv
     "$uv" venv --quiet --clear --python "$python" "$venv"
-    "$uv" pip install --quiet --no-config --python "$venv/bin/python" --require-hashes -r rock-tinker/local/requirements-harbor.txt
+    uv_sources "$TINKER_TEST_PYTHON"
+    "$uv" pip install --quiet --python "$venv/bin/python" --require-hashes "${UV_SOURCES[@]}" -r rock-tinker/local/requirements-harbor.txt
     printf '%s' "$state" >"$venv/.ready"
   fi
   printf '%s\n' "$PWD/rock/src" >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rock.pth"
@@ -93,7 +96,8 @@ peers_environment() {
   if [ "$(cat "$venv/.ready" 2>/dev/null)" != tinker-0.38.0 ]; then
     say "environment of the official client -> $venv"
     "$uv" venv --quiet --clear --python "$TINKER_TEST_PYTHON" "$venv"
-    "$uv" pip install --quiet --no-config --python "$venv/bin/python" tinker==0.38.0 numpy ||
+    uv_sources "$TINKER_TEST_PYTHON"
+    "$uv" pip install --quiet --python "$venv/bin/python" "${UV_SOURCES[@]}" tinker==0.38.0 numpy ||
       { say "tinker 0.38.0 cannot be installed: tests marked peers are skipped" && return; }
     printf tinker-0.38.0 >"$venv/.ready"
   fi

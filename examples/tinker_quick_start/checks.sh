@@ -46,6 +46,26 @@ find_python() {
   return 1
 }
 
+# pip_setting PYTHON NAME: the values of a pip setting (index-url, find-links …), one a line, without duplicates.
+pip_setting() {
+  "$1" -m pip config list 2>/dev/null | sed -n "s/^\(global\|install\|download\|:env:\)\.$2='\(.*\)'$/\2/p" |
+    sed 's/\\n/ /g' | tr ' ' '\n' | sed '/^$/d' | sort -u
+}
+
+# uv_sources PYTHON: sets UV_SOURCES to uv options for the index and find-links that pip is configured for. What the user
+# has set for uv itself wins.
+uv_sources() {
+  local value
+  UV_SOURCES=()
+  for value in $(pip_setting "$1" find-links); do UV_SOURCES+=(--find-links "$value"); done
+  if [ -n "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]; then return; fi
+  value=$(pip_setting "$1" index-url | tail -1)
+  if [ -n "$value" ]; then UV_SOURCES+=(--default-index "$value"); fi
+  for value in $(pip_setting "$1" extra-index-url); do
+    case $value in http*) UV_SOURCES+=(--index "$value") ;; esac
+  done
+}
+
 # port_free HOST PORT: whether nothing listens there.
 port_free() {
   "${PY:-python3}" - "$1" "$2" <<'PYTHON'

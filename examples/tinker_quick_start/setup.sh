@@ -7,13 +7,15 @@
 # A second run reuses what is there. Downloads follow the pip and uv configuration of the user.
 set -euo pipefail
 QS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-ROCK=${ROCK:-$(cd "$QS/../.." && pwd)}
 # shellcheck source=checks.sh
 source "$QS/checks.sh"
+ROCK=$(cd "${ROCK:-$QS/../..}" 2>/dev/null && pwd) || stop "ROCK is '$ROCK', which is no folder; export ROCK=<this checkout>"
 trap 'exit 130' INT TERM HUP
-export UV_PYTHON_DOWNLOADS=${UV_PYTHON_DOWNLOADS:-never} UV_LINK_MODE=${UV_LINK_MODE:-copy} PIP_DISABLE_PIP_VERSION_CHECK=1
+export UV_PYTHON_DOWNLOADS=${UV_PYTHON_DOWNLOADS:-never} UV_NATIVE_TLS=${UV_NATIVE_TLS:-true} UV_LINK_MODE=${UV_LINK_MODE:-copy} PIP_DISABLE_PIP_VERSION_CHECK=1
 
 say() { printf '[%s] %s\n' "$(date +%H:%M:%S)" "$*"; }
+# uv reads the project file of the folder that it is called in; none is meant.
+cd /
 
 # find_uv PYTHON: sets UV; installs uv from the package index into $TASK/tools-venv when there is none that works.
 find_uv() {
@@ -42,12 +44,6 @@ make_venv() {
   fi
   rm -rf "$2"
   "$1" -m venv "$2" || stop "$1 -m venv fails; set TINKER_PYTHON to another Python 3.11 to 3.13"
-}
-
-# pip_find_links PYTHON: pip's find-links, which uv does not read by itself.
-pip_find_links() {
-  "$1" -m pip config list 2>/dev/null | sed -n "s/^\(global\|install\|download\|:env:\)\.find-links='\(.*\)'$/\2/p" |
-    sed 's/\\n/ /g' | tr ' ' '\n' | sed '/^$/d' | sort -u
 }
 
 # fingerprint FILE|FOLDER…: one hash over contents.
@@ -104,7 +100,7 @@ install_torch() {
   local python=$1 venv=$2 links found tag
   if "$venv/bin/python" -c 'import torch' 2>/dev/null; then return; fi
   tag=cp$("$venv/bin/python" -c 'import sys; print("%d%d" % sys.version_info[:2])')
-  for links in $(pip_find_links "$TASK/tools-venv/bin/python"); do
+  for links in $(pip_setting "$TASK/tools-venv/bin/python" find-links); do
     found=$(find "$links" -maxdepth 1 -name "torch-*+cpu-$tag-*$(uname -m).whl" 2>/dev/null | sort -V | tail -1)
     if [ -n "$found" ]; then
       say "installing torch from pip's find-links: $(basename "$found")"
@@ -149,10 +145,9 @@ setup_harbor() {
     say "Harbor environment: $python ($("$python" -V)) -> $venv"
     "$UV" venv --quiet --clear --python "$python" "$venv"
     make_venv "$1" "$TASK/tools-venv"
-    local links=() link
-    for link in $(pip_find_links "$TASK/tools-venv/bin/python"); do links+=(--find-links "$link"); done
-    "$UV" pip install --quiet --no-config --python "$venv/bin/python" --require-hashes "${links[@]}" -r "$local/requirements-harbor.txt" ||
-      stop "the Harbor environment cannot be installed; check uv's index settings (UV_DEFAULT_INDEX) and run this again"
+    uv_sources "$TASK/tools-venv/bin/python"
+    "$UV" pip install --quiet --python "$venv/bin/python" --require-hashes "${UV_SOURCES[@]}" -r "$local/requirements-harbor.txt" ||
+      stop "the Harbor environment cannot be installed; check the index settings of pip or uv (UV_DEFAULT_INDEX) and run this again"
   fi
   "$UV" pip install --quiet --python "$venv/bin/python" --no-deps --reinstall "$TASK"/dist/rl_rock-*.whl
   printf '%s' "$state" >"$venv/.locked"
