@@ -9,7 +9,8 @@ set -euo pipefail
 QS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=checks.sh
 source "$QS/checks.sh"
-ROCK=$(cd "${ROCK:-$QS/../..}" 2>/dev/null && pwd) || stop "ROCK is '$ROCK', which is no folder; export ROCK=<this checkout>"
+[ -d "${ROCK:=$QS/../..}/rock-tinker/local" ] || stop "ROCK is '$ROCK', which is no complete checkout; export ROCK=<this checkout>"
+ROCK=$(cd "$ROCK" && pwd)
 trap 'exit 130' INT TERM HUP
 export UV_PYTHON_DOWNLOADS=${UV_PYTHON_DOWNLOADS:-never} UV_NATIVE_TLS=${UV_NATIVE_TLS:-true} UV_LINK_MODE=${UV_LINK_MODE:-copy} PIP_DISABLE_PIP_VERSION_CHECK=1
 
