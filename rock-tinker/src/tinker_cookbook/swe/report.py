@@ -161,7 +161,7 @@ def _training_section(folder: Path) -> str:
 def _step_row(step: dict[str, Any]) -> str:
     metrics = step.get("fwdbwd_metrics") or {}
     loss = metrics.get("loss:sum")
-    gap = metrics.get("kl_sample_train_v2")
+    gap = metrics.get("kl_sample_train_v2:mean")
     outcome = "trained and published" if step["skipped"] is None else f"skipped: {step['skipped']}"
     returns = " ".join(f"{value:g}" for value in step["group_returns"]) or "–"
     return (

@@ -83,13 +83,15 @@ async def train(
 ) -> TrainReport:
     """One forward_backward and one optim_step, with log lines after each.
 
-    Adds to the server's metrics how far trainer and sampler are apart on the sampled tokens, with q the sampler's and p
-    the trainer's logprob: `kl_sample_train_v1` = mean(q − p) and `kl_sample_train_v2` = ½·mean((q − p)²).
+    Where the server's metrics do not say how far trainer and sampler are apart on the sampled tokens, that is added: with q
+    the sampler's and p the trainer's logprob, `kl_sample_train_v1:mean` = mean(q − p) and `kl_sample_train_v2:mean` =
+    ½·mean((q − p)²).
     """
     started = time.monotonic()
     result = await client.forward_backward(data, loss_fn=loss_fn, loss_fn_config=loss_fn_config)
     fwdbwd = {key: float(value) for key, value in result.metrics.items()}
-    fwdbwd.update(_gap_metrics(data, result.loss_fn_outputs))
+    if "kl_sample_train_v2:mean" not in fwdbwd:
+        fwdbwd.update(_gap_metrics(data, result.loss_fn_outputs))
     log.info("forward_backward done: %d datums, %.1f s, %s", len(data), time.monotonic() - started, _short(fwdbwd))
     stepped = time.monotonic()
     step = await client.optim_step(
@@ -111,8 +113,8 @@ def _gap_metrics(data: list[tinker.Datum], outputs: Sequence[Any]) -> dict[str, 
     if not gaps:
         return {}
     return {
-        "kl_sample_train_v1": sum(gaps) / len(gaps),
-        "kl_sample_train_v2": 0.5 * sum(gap * gap for gap in gaps) / len(gaps),
+        "kl_sample_train_v1:mean": sum(gaps) / len(gaps),
+        "kl_sample_train_v2:mean": 0.5 * sum(gap * gap for gap in gaps) / len(gaps),
     }
 
 
