@@ -1,0 +1,34 @@
+"""Which benchmarks there are."""
+
+from __future__ import annotations
+
+import difflib
+
+from tinker_cookbook.eval.benchmarks.types import BenchmarkBuilder
+from tinker_cookbook.exceptions import BenchmarkNotFoundError
+
+_REGISTRY: dict[str, BenchmarkBuilder] = {}
+
+
+def register(builder: BenchmarkBuilder) -> BenchmarkBuilder:
+    """Add a benchmark."""
+    _REGISTRY[builder.name] = builder
+    return builder
+
+
+def get_benchmark(name: str) -> BenchmarkBuilder:
+    """A benchmark by name.
+
+    Raises:
+        BenchmarkNotFoundError: there is none of this name.
+    """
+    if name not in _REGISTRY:
+        near = difflib.get_close_matches(name, _REGISTRY, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise BenchmarkNotFoundError(f"no benchmark {name!r}.{hint} Known: {', '.join(sorted(_REGISTRY))}")
+    return _REGISTRY[name]
+
+
+def benchmark_names() -> list[str]:
+    """All names, sorted."""
+    return sorted(_REGISTRY)
