@@ -83,8 +83,8 @@ def _external(parsed: ParsedCheckpointTinkerPath) -> Iterator[str]:
 def safe_relative_path(name: str) -> PurePosixPath:
     """A file name that the server gave, if it stays inside a folder; TinkerError otherwise."""
     path = PurePosixPath(name)
-    bad = not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or ":" in path.parts[0]
-    if bad or not path.parts:
+    parts = path.parts
+    if path.is_absolute() or not parts or ".." in parts or ":" in parts[0] or "\\" in name or "\0" in name:
         raise TinkerError(
             f"the server sent the file name {name!r}, which leaves the download folder; nothing was written"
         )

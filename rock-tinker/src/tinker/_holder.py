@@ -245,7 +245,10 @@ class Holder:
     def _pool(self, kind: PoolKind) -> Pool:
         pool = self._pools.get(kind)
         if pool is None:
-            pool = Pool(kind.limit(self.base_url), lambda budget: HttpClient(self.base_url, self._headers, self.credential, budget))
+            pool = Pool(
+                kind.limit(self.base_url),
+                lambda budget: HttpClient(self.base_url, self._headers, self.credential, budget),
+            )
             self._pools[kind] = pool
         return pool
 
