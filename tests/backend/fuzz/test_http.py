@@ -138,7 +138,7 @@ def test_a_request_with_one_wrong_value_is_answered(world: World, data: st.DataO
     for _ in range(data.draw(st.integers(1, 2))):
         places = _places(body)
         if places:
-            _put(body, data.draw(st.sampled_from(places)), data.draw(JUNK))
+            _put(body, data.draw(st.sampled_from(places)), copy.deepcopy(data.draw(JUNK)))
     _check(world.http.request(method, path, json=body))
 
 
