@@ -108,6 +108,8 @@ class LocalRoot:
     def _mount_point(self, path: str, is_folder: bool, skeleton: Path, disk: Path, trees: list[str]) -> None:
         if not os.path.isabs(path) or ".." in Path(path).parts:
             raise ValueError(f"target {path!r}: give an absolute path without '..'")
+        if Path(path).parts[1:2] and Path(path).parts[1] in hostbase.MOUNT_POINTS and path.strip("/").count("/"):
+            raise ValueError(f"target {path!r}: /proc, /dev and /sys are the sandbox's own")
         tree = next((index for index, tree in enumerate(trees) if _below(path, tree)), None)
         if tree is not None:
             inside = os.path.relpath(path, trees[tree])

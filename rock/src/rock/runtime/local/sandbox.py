@@ -220,12 +220,19 @@ class NamespaceSandbox:
         Raises:
             SandboxError: the sandbox is not running.
         """
-        process = await self.spawn(
-            command, cwd=cwd, env=env, user=user,
-            stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        assert process.stdout is not None and process.stderr is not None
-        streams = [_Collector(one, max_output) for one in (process.stdout, process.stderr)]
+        out, err = await _Collector.open(max_output), await _Collector.open(max_output)
+        try:
+            process = await self.spawn(
+                command, cwd=cwd, env=env, user=user, stdout=out.write_end, stderr=err.write_end,
+                stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
+            )  # fmt: skip
+        except BaseException:
+            out.close()
+            err.close()
+            raise
+        finally:
+            out.started()
+            err.started()
         timed_out = False
         try:
             async with asyncio.timeout(timeout):
@@ -241,10 +248,9 @@ class NamespaceSandbox:
             if process.returncode is None:
                 await _kill(process)
             # The command is over; a background child may hold the pipes open for ever.
-            await asyncio.wait([one.task for one in streams], timeout=0.2)
-            for one in streams:
-                one.task.cancel()
-        out, err = streams
+            await asyncio.wait([out.task, err.task], timeout=0.2)
+            out.close()
+            err.close()
         return ExecResult(
             stdout=out.data.decode(errors="replace"),
             stderr=err.data.decode(errors="replace"),
@@ -330,18 +336,40 @@ class NamespaceSandbox:
 
 
 class _Collector:
-    """Reads a stream to its end and keeps the first `limit` bytes."""
+    """One end of a pipe that keeps the first `limit` bytes. asyncio's own pipes will not do: with them a process counts
+    as running until the last of its children has closed them."""
 
-    def __init__(self, stream: asyncio.StreamReader, limit: int) -> None:
+    def __init__(
+        self, write_end: int, transport: asyncio.ReadTransport, stream: asyncio.StreamReader, limit: int
+    ) -> None:
+        self.write_end = write_end
         self.data = bytearray()
         self.truncated = False
+        self._transport = transport
         self.task = asyncio.create_task(self._read(stream, limit))
+
+    @staticmethod
+    async def open(limit: int) -> _Collector:
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        stream = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(read_end, "rb", buffering=0)
+        )
+        return _Collector(write_end, transport, stream, limit)
 
     async def _read(self, stream: asyncio.StreamReader, limit: int) -> None:
         while chunk := await stream.read(1 << 16):
             room = limit - len(self.data)
             self.data += chunk[:room]
             self.truncated = self.truncated or len(chunk) > room
+
+    def started(self) -> None:
+        """The command has its copy of the write end: ours goes."""
+        os.close(self.write_end)
+
+    def close(self) -> None:
+        self.task.cancel()
+        self._transport.close()
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
