@@ -309,7 +309,7 @@ def harbor(options: argparse.Namespace, budget: Budget) -> dict[str, Any]:
     agent = content["agents"][0]
     agent["override_timeout_sec"] = budget.agent_seconds
     spend(agent["kwargs"], budget)
-    replace(content, {"{task_root}": str(options.task_root), "{node_ip}": options.node_ip or "127.0.0.1"})
+    replace(content, places(options))
     return content
 
 
@@ -353,8 +353,40 @@ def admin(options: argparse.Namespace) -> dict[str, Any]:
     content = load(QS / "templates" / ("admin.local.yaml" if options.profile == "local" else "admin.yaml"))
     content["admin"]["port"] = options.admin_port
     content["worker"]["port"] = options.worker_port
-    replace(content, {"{task_root}": str(options.task_root), "{node_ip}": options.node_ip or "127.0.0.1"})
+    if options.profile == "local":
+        content["runtime"]["trees"] = visible_pythons(harbor_python(options.task_root))
+        (options.task_root / "assets" / "task-layers").mkdir(exist_ok=True)
+    replace(content, places(options))
     return content
+
+
+def places(options: argparse.Namespace) -> dict[str, str]:
+    """What the names in the templates stand for."""
+    found = {"{task_root}": str(options.task_root), "{assets}": str((options.task_root / "assets").resolve())}
+    if options.profile == "local":
+        found["{harbor_python}"] = str(harbor_python(options.task_root))
+    return found
+
+
+def harbor_python(task_root: Path) -> Path:
+    """Python of the Harbor environment; a linked control environment brings the one beside it."""
+    beside = (task_root / "control-venv").resolve().parent
+    for folder in (task_root, beside):
+        python = (folder / "harbor-venv").resolve() / "bin" / "python"
+        if python.exists():
+            return python
+    raise SettingError(
+        f"{task_root}/harbor-venv is missing; run setup.sh control first, or link that of another TASK here"
+    )
+
+
+def visible_pythons(python: Path) -> list[str]:
+    """Folders that sandboxes must see for Harbor's Python and for the tasks' Python, where they lie outside of /usr."""
+    from rock.harbor.images import find_python
+
+    programs = [python, *(Path(found) for version in ("3.11", "3.12") if (found := find_python(version)))]
+    folders = [python.parents[1], *(program.resolve().parents[1] for program in programs)]
+    return list(dict.fromkeys(str(folder) for folder in folders if not folder.is_relative_to("/usr")))
 
 
 def replace(node: Any, names: dict[str, str]) -> None:

@@ -52,9 +52,13 @@ bash "$QS/setup.sh" control 9>&- 2>&1 | tee -i "$TASK/logs/setup-control.log"
 PY=$TASK/control-venv/bin/python
 wheels=("$TASK"/dist/rl_rock-*.whl)
 "$PY" "$QS/prepare_sandbox.py" --rock-root "$ROCK" --task "$TASK" --task-id "$TASK_ID" --wheel "${wheels[0]}" \
-  --source rebuilt --image never 9>&-
+  --profile local 9>&-
 mini=$TASK/assets/mini-tasks
-[ -d "$mini/train" ] || "$PY" -m rock.harbor.tasks mini --output "$mini" 9>&-
+if [ ! -f "$mini/.ready" ]; then
+  "$PY" -m rock.harbor.tasks mini --output "$mini" 9>&-
+  "$PY" -m rock.harbor.tasks prebuild "$mini/train" --store "$TASK/assets/task-layers" >/dev/null 9>&-
+  touch "$mini/.ready"
+fi
 if [ ! -d "$TASK/config" ]; then
   # shellcheck disable=SC2046
   "$PY" "$QS/configure.py" --profile local --task-root "$TASK" --task-id "$TASK_ID" --model SmolLM2-135M-Instruct \

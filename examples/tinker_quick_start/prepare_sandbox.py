@@ -6,6 +6,9 @@ Leaves the task, unchanged, in `$TASK/assets/harbor-tasks/$TASK_ID/` and its ori
 `$TASK/sandbox-preparation/manifest.json`. Sources, in the order of `--source auto`: the public SWE-bench Verified tasks in
 Harbor's format at a pinned commit (git), else the task rebuilt from a source release (`rock.harbor.tasks`).
 `--source FOLDER` takes a folder that holds the task. What is there already is checked and reused.
+
+With `--profile local` there is no image: the task is rebuilt, and its environment is built as layers for local sandboxes in
+`$TASK/assets/task-layers/`.
 """
 
 from __future__ import annotations
@@ -52,9 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--source", default="auto", help="auto, public, rebuilt, or a folder of Harbor tasks")
     parser.add_argument("--git-url", default=PUBLIC_GIT, help="another place of the public tasks, e.g. a mirror")
     parser.add_argument("--git-commit", default=PUBLIC_COMMIT)
-    parser.add_argument(
-        "--image", choices=["build", "never"], default="build", help="never: for local sandboxes, which have none"
-    )
+    parser.add_argument("--profile", choices=["gpu", "local"], default="gpu", help="local: local sandboxes, no image")
     options = parser.parse_args(arguments)
     try:
         manifest = prepare(options)
@@ -99,6 +100,7 @@ def prepare(options: argparse.Namespace) -> dict[str, Any]:
         "sha256": digest(json.dumps(files, sort_keys=True).encode()),
         "wheel": {"name": options.wheel.name, "sha256": digest(options.wheel.read_bytes())},
         "control_image": control_image(options, entry),
+        "profile": options.profile,
         "prepared_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
     write_json(manifest_file, {**entry, "tasks": {**known, options.task_id: entry}})
@@ -110,7 +112,9 @@ def fetch(options: argparse.Namespace, target: Path) -> dict[str, Any]:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fetching-", dir=target.parent) as scratch:
         folder = Path(scratch) / options.task_id
-        if options.source == "auto":
+        if options.source == "auto" and options.profile == "local":
+            source = rebuilt(options.task_id, folder)
+        elif options.source == "auto":
             try:
                 source = from_git(options, Path(scratch), folder)
             except PreparationError as error:
@@ -190,8 +194,11 @@ def check_wheel(wheel: Path) -> None:
 
 
 def control_image(options: argparse.Namespace, entry: dict[str, Any] | None) -> dict[str, Any]:
-    """Builds tinker-harbor:local unless it was built from the same wheel and recipe."""
-    if options.image == "never":
+    """Builds tinker-harbor:local unless it was built from the same wheel and recipe; layers for local sandboxes instead."""
+    if options.profile == "local":
+        task = options.task / "assets" / "harbor-tasks" / options.task_id
+        store = options.task / "assets" / "task-layers"
+        run([sys.executable, "-m", "rock.harbor.tasks", "prebuild", str(task), "--store", str(store)], timeout=1800)
         return {"name": None, "state": "none (local sandboxes need no image)"}
     recipe = QS / "control_image"
     requirements = options.rock_root / "rock-tinker" / "local" / "requirements-harbor.txt"
@@ -199,7 +206,7 @@ def control_image(options: argparse.Namespace, entry: dict[str, Any] | None) -> 
         raise PreparationError(f"{requirements} is missing; --rock-root must name a complete checkout")
     if shutil.which("docker") is None or subprocess.run(["docker", "info"], capture_output=True, timeout=60).returncode:
         raise PreparationError(
-            "no Docker daemon answers (docker info); start it, or give --image never for local sandboxes"
+            "no Docker daemon answers (docker info); start it, or give --profile local for local sandboxes"
         )
     parts = [options.wheel, requirements, *sorted(path for path in recipe.rglob("*") if path.is_file())]
     state = digest(b"".join(path.read_bytes() for path in parts))

@@ -169,13 +169,14 @@ def source_task(tmp_path: Path) -> Path:
     for name in ("instruction.md", "task.toml", "environment/Dockerfile", "tests/test.sh"):
         (task / name).parent.mkdir(parents=True, exist_ok=True)
         (task / name).write_text(f"{name}\n")
+    (task / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\n")
     return task
 
 
 def test_a_task_of_a_folder_is_taken_over_unchanged_with_checksums_and_reused(
     run_script, work_folder, source_task, tmp_path
 ):
-    command = ["prepare_sandbox.py", "--task", work_folder, "--task-id", "own__task-9", "--image", "never"]
+    command = ["prepare_sandbox.py", "--task", work_folder, "--task-id", "own__task-9", "--profile", "local"]
     command += ["--wheel", make_wheel(tmp_path), "--source", source_task.parent]
     assert run_script(*command).returncode == 0
     target = work_folder / "assets" / "harbor-tasks" / "own__task-9"
@@ -205,7 +206,7 @@ def test_a_public_task_is_fetched_alone_from_its_git_commit(run_script, work_fol
     ):
         subprocess.run([*git, *command], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    command = ["prepare_sandbox.py", "--task", work_folder, "--task-id", "own__task-9", "--image", "never"]
+    command = ["prepare_sandbox.py", "--task", work_folder, "--task-id", "own__task-9", "--profile", "local"]
     command += [
         "--wheel",
         make_wheel(tmp_path),
@@ -240,7 +241,7 @@ def test_a_public_task_is_fetched_alone_from_its_git_commit(run_script, work_fol
     ],
 )
 def test_prepare_sandbox_refuses_a_wrong_value(run_script, work_folder, tmp_path, options, sentence):
-    command = ["prepare_sandbox.py", "--task", work_folder, "--task-id", "own__task-9", "--image", "never"]
+    command = ["prepare_sandbox.py", "--task", work_folder, "--task-id", "own__task-9", "--profile", "local"]
     done = run_script(*command, "--wheel", make_wheel(tmp_path), "--source", tmp_path, *options)
     assert done.returncode == 2 and sentence in done.stderr
     assert not (work_folder / "assets" / "harbor-tasks" / "own__task-9").exists()
@@ -248,7 +249,7 @@ def test_prepare_sandbox_refuses_a_wrong_value(run_script, work_folder, tmp_path
 
 def test_a_rock_wheel_with_tinker_modules_is_refused(run_script, work_folder, source_task, tmp_path):
     wheel = make_wheel(tmp_path, "tinker/__init__.py")
-    command = ["prepare_sandbox.py", "--task", work_folder, "--task-id", "own__task-9", "--image", "never"]
+    command = ["prepare_sandbox.py", "--task", work_folder, "--task-id", "own__task-9", "--profile", "local"]
     done = run_script(*command, "--wheel", wheel, "--source", source_task.parent)
     assert done.returncode == 2 and "holds Tinker modules" in done.stderr
 

@@ -23,7 +23,7 @@ def test_budgets_model_and_task_come_from_the_three_files(config_dir):
     settings = read_settings(config_dir)
     assert settings.base_model == settings.tokenizer == "org/model"
     assert (settings.budget.max_input, settings.budget.max_output, settings.budget.context) == (800, 200, 1000)
-    assert settings.job_seconds == 90
+    assert settings.job_seconds == 60
     assert settings.task_ids == ["demo__task-1"]
 
 

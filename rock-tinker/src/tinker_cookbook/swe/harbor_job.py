@@ -29,9 +29,11 @@ class HarborAgentJob:
             raise SettingError(
                 f"rl-rock is not installed ({error}); run setup.sh control, or pip install rl-rock"
             ) from error
+        from rock.errors import RockError
+
         try:
             self._job = Job(HarborJobConfig.model_validate(harbor))
-        except ValueError as error:
+        except (ValueError, RockError) as error:
             raise SettingError(f"harbor.yaml is refused: {error}") from error
         self._service: AnsweringModelService | None = None
 

@@ -64,7 +64,7 @@ class Session:
     async def roll_out(self, task: Path | str, policy: Policy, export_to: Path) -> Rollout:
         """One rollout of one task in a sandbox of its own."""
         job = self.job_factory(self.settings.harbor_for(task))
-        deadline = Deadline(self.settings.job_seconds, "job budget (startup_timeout + timeout in harbor.yaml)")
+        deadline = Deadline(self.settings.job_seconds, "job budget (timeout in harbor.yaml)")
         return await roll_out(job, task_name(task), policy, deadline, export_to, temperature=self.settings.temperature)
 
     async def roll_out_group(

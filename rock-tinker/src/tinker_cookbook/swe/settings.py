@@ -24,7 +24,7 @@ class RunSettings:
         base_model: the name that the backend serves the model under.
         tokenizer: folder or hub id of its tokenizer.
         budget: token limits of one model call.
-        job_seconds: the budget of one rollout: sandbox start, agent and verifier.
+        job_seconds: the budget of one rollout, from the start of the sandbox to the collected results.
         rollout_only: the engine was configured without training.
         harbor: harbor.yaml as data.
     """
@@ -100,14 +100,13 @@ def read_settings(config_dir: Path, *, max_tokens: int | None = None) -> RunSett
         max_output=output,
         context=context,
     )
-    startup = float(harbor["environment"].get("startup_timeout") or 180)
     return RunSettings(
         config_dir=config_dir,
         runtime_yaml=runtime_yaml,
         base_model=_model_name(engine, engine_yaml),
         tokenizer=_tokenizer(engine, engine_yaml),
         budget=budget,
-        job_seconds=startup + float(harbor.get("timeout") or 1800),
+        job_seconds=_seconds(harbor, config_dir / "harbor.yaml"),
         temperature=float(kwargs.get("temperature", 1.0)),
         rollout_only=bool(runtime["runtime"].get("rollout_only", False)),
         harbor=harbor,
@@ -151,6 +150,13 @@ def _whole(section: dict[str, Any], key: str, default: int, file: Path) -> int:
     if number < 1:
         raise SettingError(f"{key} in {file} is {value!r}; give a whole number of at least 1")
     return number
+
+
+def _seconds(harbor: dict[str, Any], file: Path) -> float:
+    value = harbor.get("timeout", 1800)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise SettingError(f"timeout in {file} is {value!r}; give the seconds of a whole rollout, e.g. 1800")
+    return float(value)
 
 
 def _pretrain(engine: dict[str, Any], file: Path) -> str:
