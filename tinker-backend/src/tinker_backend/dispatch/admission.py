@@ -199,8 +199,8 @@ def _check_drawing(request: SampleRequest, card: ModelCard) -> None:
         )
     if not 0 < request.top_p <= 1:
         raise BadRequest(f"sampling_params.top_p {request.top_p} must lie in (0, 1]")
-    if request.top_k < -1 or request.top_k == 0:
-        raise BadRequest(f"sampling_params.top_k {request.top_k} must be -1 (no limit) or at least 1")
+    if request.top_k != -1 and not 1 <= request.top_k < 2**31:
+        raise BadRequest(f"sampling_params.top_k {request.top_k} must be -1 (no limit) or a number from 1")
     if request.seed is not None and not -(2**63) <= request.seed < 2**63:
         raise BadRequest(f"sampling_params.seed {request.seed} does not fit 64 bits")
     if len(request.stop_strings) > 64 or any(len(text) > 1024 for text in request.stop_strings):
@@ -208,7 +208,10 @@ def _check_drawing(request: SampleRequest, card: ModelCard) -> None:
     if request.stop_token_ids:
         if len(request.stop_token_ids) > 4096:
             raise BadRequest("sampling_params.stop takes up to 4096 token ids")
-        _check_vocabulary(np.asarray(request.stop_token_ids, dtype=np.int64), "sampling_params.stop", card)
+        if bad := [token for token in request.stop_token_ids if not 0 <= token < card.vocab_size]:
+            raise BadRequest(
+                f"sampling_params.stop holds token id {bad[0]}; ids of {card.name} lie in 0..{card.vocab_size - 1}"
+            )
 
 
 def _check_targets(targets: Array | CsrArray, length: int, card: ModelCard) -> None:
