@@ -98,6 +98,11 @@ class PreinstalledMiniSweAgent(BaseAgent):
         except ImportError:
             return None
 
+    def _parse_model_name(self, model_name: str) -> tuple[str | None, str]:
+        """Provider and name. Harbor's own parsing imports litellm, seconds of start-up, for what a slash tells."""
+        provider, slash, name = model_name.partition("/")
+        return (provider, name) if slash else (None, model_name)
+
     async def setup(self, environment: BaseEnvironment) -> None:
         """Nothing is installed; ``run`` brings the one file that it needs."""
 

@@ -99,6 +99,14 @@ class ModelServiceClient:
         """What the service says about itself: session open or ended, number of requests, number waiting."""
         return await self._call("GET", "/health", None, 10.0)
 
+    async def is_up(self) -> bool:
+        """Whether the service answers right now; no retries."""
+        try:
+            status, _ = await self.channel.exchange("GET", "/health", None, 5.0)
+        except ChannelError:
+            return False
+        return status == 200
+
     async def aclose(self) -> None:
         """Closes the channel."""
         await self.channel.aclose()

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import httpx
 
+from rock.errors import RockError
 from rock.model_service import pull
 
 INLINE_LIMIT_BYTES = 32 * 1024
@@ -58,6 +59,14 @@ class HttpChannel:
 
     async def aclose(self) -> None:
         await self._client.aclose()
+
+
+class PortSandbox(Protocol):
+    """What the port channel needs of a sandbox."""
+
+    async def request(
+        self, method: str, port: int, path: str = ..., *, timeout: float = ..., **options: Any
+    ) -> Any: ...
 
 
 class CommandSandbox(Protocol):
@@ -127,3 +136,27 @@ def _read_frame(result: Any) -> tuple[int, bytes]:
             return int(frame["status"]), json.dumps(frame["reply"]).encode()
     detail = (str(result.stderr or "") or str(result.stdout or ""))[-500:]
     raise ChannelError(f"the pull program gave no framed line (exit code {result.exit_code}): {detail}")
+
+
+class SandboxPortChannel:
+    """Speaks to a port of a sandbox through the admin: the command channel's own connection, no command, no file."""
+
+    def __init__(self, sandbox: PortSandbox, port: int, token: str | None = None) -> None:
+        self._sandbox = sandbox
+        self._port = port
+        self._headers = {"x-rock-puller-token": token} if token else {}
+
+    async def exchange(self, method: str, path: str, body: bytes | None, timeout: float) -> tuple[int, bytes]:
+        headers = dict(self._headers)
+        if body is not None:
+            headers["content-type"] = "application/json"
+        try:
+            reply = await self._sandbox.request(
+                method, self._port, path, timeout=timeout, content=body, headers=headers
+            )
+        except RockError as error:
+            raise ChannelError(str(error)) from error
+        return reply.status_code, reply.content
+
+    async def aclose(self) -> None:
+        return None
