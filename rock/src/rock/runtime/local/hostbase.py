@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -148,9 +149,7 @@ def etc_layer(cache: Path, extra: Iterable[str], network: bool) -> Path:
     layer = cache / f"etc-{digest.hexdigest()[:20]}"
     if layer.is_dir():
         return layer
-    draft = cache / f".draft-{os.getpid()}-{layer.name}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True, mode=0o755)
+    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=cache))
     for path, info in sources:
         target = draft / path.relative_to("/")
         make_folder(draft, str(target.parent.relative_to(draft)))

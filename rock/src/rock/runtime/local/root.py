@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from rock.runtime.local.spec import Bind, SandboxSpec
 from rock.runtime.local.stage import mount_points
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,119}")
+_STALE_DRAFT_SECONDS = 600.0
 _SHADE_DEPTH, _SHADE_FOLDERS = 4, 6000
 
 
@@ -130,7 +132,7 @@ class LocalRoot:
         shade = self.folder / "base" / f"shade-{hashlib.sha256(tree.encode()).hexdigest()[:20]}"
         if shade.is_dir():
             return shade
-        draft = self.folder / "base" / f".draft-{os.getpid()}-{shade.name}"
+        draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=self.folder / "base"))
         for count, (folder, names, _) in enumerate(os.walk(tree)):
             relative = os.path.relpath(folder, tree)
             depth = 0 if relative == "." else relative.count("/") + 1
@@ -159,8 +161,10 @@ class LocalRoot:
     def sweep(self) -> list[str]:
         """Removes what sandboxes left whose keeper was killed. Returns their ids."""
         removed = [entry.name for entry in sorted((self.folder / "run").iterdir()) if self._sweep_one(entry.name)]
-        for draft in (self.folder / "base").glob(".draft-*"):
-            shutil.rmtree(draft, ignore_errors=True)
+        for draft in (*(self.folder / "base").glob(".draft-*"), *(self.folder / "layers").glob(".draft-*")):
+            with contextlib.suppress(OSError):
+                if time.time() - draft.stat().st_mtime > _STALE_DRAFT_SECONDS:
+                    remove_tree(draft)
         alive = {f"rock-{entry.name}" for entry in (self.folder / "run").iterdir()}
         if removed:
             sweep_cgroups(alive)
@@ -171,8 +175,7 @@ class LocalRoot:
     def take_layer(self, spec: SandboxSpec, trees: list[str]) -> Path:
         """Copies what a sandbox has written into the store. Returns the layer's folder `layers/<digest>`."""
         disk = self.run_folder(spec.sandbox_id) / "disk"
-        draft = self.folder / "layers" / f".draft-{os.getpid()}-{spec.sandbox_id}"
-        shutil.rmtree(draft, ignore_errors=True)
+        draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=self.folder / "layers"))
         copy_layer(disk / "fs", draft)
         for index, tree in enumerate(trees):
             written = disk / "trees" / str(index)
