@@ -12,7 +12,6 @@ import torch
 
 from tinker_backend.runtime.roles import (
     CsrArray,
-    Datum,
     LoraSpec,
     LossRequest,
     LossResult,
@@ -148,7 +147,20 @@ def bad_requests(data: Any) -> dict[str, tuple[LossRequest, str]]:
     }
 
 
-BAD = "token target length nan missing surplus empty long config order name sparse".split() + ["absent run"]
+BAD = [
+    "token",
+    "target",
+    "length",
+    "nan",
+    "missing",
+    "surplus",
+    "empty",
+    "long",
+    "config",
+    "order",
+    "name",
+    "sparse",
+] + ["absent run"]
 
 
 @pytest.mark.parametrize("case", BAD)

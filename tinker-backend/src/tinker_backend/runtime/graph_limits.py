@@ -36,7 +36,7 @@ def check_request(target: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         sizes = [n for n in _numbers(kwargs.get("size", args)) if isinstance(n, int)]
         if math.prod(max(1, abs(n)) for n in sizes) > MAX_ELEMENTS:
             raise GraphFault(f"{target} would make more than {MAX_ELEMENTS} elements")
-    if _elements(short, [a for a in _tensors([*args, *kwargs.values()])]) > MAX_ELEMENTS:
+    if _elements(short, _tensors([*args, *kwargs.values()])) > MAX_ELEMENTS:
         raise GraphFault(f"{target} would make more than {MAX_ELEMENTS} elements")
 
 
@@ -70,7 +70,7 @@ def _elements(short: str, tensors: Sequence[Tensor]) -> int:
             tensors[1].numel() // max(1, tensors[1].shape[0])
         )
     try:
-        return torch.Size(torch.broadcast_shapes(*(t.shape for t in tensors))).numel()
+        return torch.Size(torch.broadcast_shapes(*(t.shape for t in tensors))).numel()  # type: ignore[no-untyped-call]
     except RuntimeError:
         return 0
 
