@@ -240,3 +240,9 @@ def engine_backend(
     )
     yield backend
     backend.stop()
+
+
+@pytest.fixture(scope="session")
+def start_backend() -> type[BackendProcess]:
+    """Starts a server over a folder; the caller stops it."""
+    return BackendProcess
