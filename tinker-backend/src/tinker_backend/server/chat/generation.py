@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ...checkpoints.paths import SCHEME, TinkerPath
 from ...checkpoints.store import require_kind
 from ...dispatch.admission import check_sample_request
 from ...dispatch.samplers import SamplerRecord
 from ...errors import BadRequest, NotFound
 from ...runtime.roles import ModelCard, SamplePart, SampleRequest, SampleResult
+from ...wire.prompts import token_array
 from .conversation import Settings
 from .openai_answers import Scored
 from .tokenizer import ChatTokenizer, open_tokenizer
@@ -99,7 +98,7 @@ def sample_request(backend: Backend, target: Target, tokens: list[int], settings
     request = SampleRequest(
         request_id=f"door:{uuid.uuid4().hex}",
         sampler=target.record.version,
-        tokens=np.asarray(tokens, dtype=np.int32),
+        tokens=token_array(tokens, "prompt"),
         num_samples=settings.count,
         max_tokens=min(room, room if settings.max_tokens is None else settings.max_tokens),
         # A seed of its own makes the answer the same when the runtime dies in the middle and it is sampled again.
