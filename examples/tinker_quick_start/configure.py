@@ -364,7 +364,10 @@ def places(options: argparse.Namespace) -> dict[str, str]:
     """What the names in the templates stand for."""
     found = {"{task_root}": str(options.task_root), "{assets}": str((options.task_root / "assets").resolve())}
     if options.profile == "local":
+        import rock
+
         found["{harbor_python}"] = str(harbor_python(options.task_root))
+        found["{rock_package}"] = str(Path(rock.__file__).resolve().parent)
     return found
 
 

@@ -70,7 +70,7 @@ setup_control() {
     printf '%s' "$state" >"$venv/.locked"
   fi
   build_wheels "$venv"
-  setup_harbor "$python" "$venv"
+  setup_harbor "$python"
   import_check "$venv"
   say "control environment ready: $venv/import-check.json"
 }
@@ -135,22 +135,19 @@ build_wheels() {
   fi
 }
 
-# setup_harbor PYTHON CONTROL: Harbor and mini-swe-agent with a Python of their own (3.12 or newer).
+# setup_harbor PYTHON: Harbor and mini-swe-agent with a Python of their own (3.12 or newer).
 setup_harbor() {
   local python venv=$TASK/harbor-venv local=$ROCK/rock-tinker/local state
-  state=$(fingerprint "$local/requirements-harbor.txt")-$(cat "$TASK/dist/.built")
+  state=$(fingerprint "$local/requirements-harbor.txt")
   if [ "$(cat "$venv/.locked" 2>/dev/null)" = "$state" ]; then return; fi
   python=$(TINKER_PYTHON=${TINKER_HARBOR_PYTHON:-} find_python 3.12 3.13) || python=$(fetch_python) ||
     stop "Harbor needs a Python 3.12 or 3.13 and none that works was found; install one (uv python install 3.12) or set TINKER_HARBOR_PYTHON"
-  if [ "$(cut -d- -f1 "$venv/.locked" 2>/dev/null)" != "${state%%-*}" ]; then
-    say "Harbor environment: $python ($("$python" -V)) -> $venv"
-    "$UV" venv --quiet --clear --python "$python" "$venv"
-    make_venv "$1" "$TASK/tools-venv"
-    uv_sources "$TASK/tools-venv/bin/python"
-    "$UV" pip install --quiet --python "$venv/bin/python" --require-hashes "${UV_SOURCES[@]}" -r "$local/requirements-harbor.txt" ||
-      stop "the Harbor environment cannot be installed; check the index settings of pip or uv (UV_DEFAULT_INDEX) and run this again"
-  fi
-  "$UV" pip install --quiet --python "$venv/bin/python" --no-deps --reinstall "$TASK"/dist/rl_rock-*.whl
+  say "Harbor environment: $python ($("$python" -V)) -> $venv"
+  "$UV" venv --quiet --clear --python "$python" "$venv"
+  make_venv "$1" "$TASK/tools-venv"
+  uv_sources "$TASK/tools-venv/bin/python"
+  "$UV" pip install --quiet --python "$venv/bin/python" --require-hashes "${UV_SOURCES[@]}" -r "$local/requirements-harbor.txt" ||
+    stop "the Harbor environment cannot be installed; check the index settings of pip or uv (UV_DEFAULT_INDEX) and run this again"
   printf '%s' "$state" >"$venv/.locked"
 }
 
