@@ -1,0 +1,166 @@
+"""The engine's one queue: order within a run, shared passes, turns between training and sampling."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tinker_backend.runtime.base_model import BaseModel
+from tinker_backend.runtime.calls import Call
+from tinker_backend.runtime.engine import Engine
+from tinker_backend.runtime.roles import LoraSpec, LossRequest, OptimParams, RunSpec, RuntimeFault, SampleRequest
+from tinker_backend.runtime.torch_sampler import TorchSampler
+from tinker_backend.runtime.torch_trainer import TorchTrainer
+
+WAIT = 60
+
+
+class Client:
+    """Submits calls to an engine and waits for the answers."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.log: list[str] = []
+
+    def submit(self, method: str, label: str = "", **params: Any) -> Callable[[], Any]:
+        done = threading.Event()
+        answers: list[Any] = []
+
+        def reply(answer: Any) -> None:
+            answers.append(answer)
+            self.log.append(label or method)
+            done.set()
+
+        self.engine.submit(Call(method, params, reply))
+
+        def wait() -> Any:
+            assert done.wait(WAIT), f"{method} was not answered within {WAIT} s"
+            return answers[0]
+
+        return wait
+
+    def call(self, method: str, **params: Any) -> Any:
+        return self.submit(method, **params)()
+
+
+@pytest.fixture
+def engine(base: BaseModel) -> Engine:
+    models = {"tiny": base}
+    return Engine(models, TorchTrainer(models, 64, False), TorchSampler(models, 4096, 8, 64))
+
+
+@pytest.fixture
+def start(engine: Engine) -> Iterator[Callable[[], None]]:
+    thread = threading.Thread(target=engine.run)
+    yield thread.start
+    engine.stop()
+    if thread.is_alive():
+        thread.join(timeout=WAIT)
+    assert not thread.is_alive()
+
+
+def test_calls_of_a_run_are_done_in_order_and_waiting_passes_are_shared(
+    engine: Engine, start: Callable[[], None], data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    steps = engine.trainer.forward_backward_steps
+
+    def counted(batch: list[LossRequest]) -> Any:
+        sizes.append(len(batch))
+        return steps(batch)
+
+    monkeypatch.setattr(engine.trainer, "forward_backward_steps", counted)
+    client = Client(engine)
+    for run_id in ("x1", "x2", "x3"):
+        client.submit("create", run=RunSpec(run_id, "tiny", LoraSpec(rank=2)))
+    waits = []
+    for run_id in ("x1", "x2", "x3"):
+        for step in range(2):
+            batch = [LossRequest(run_id, step, data.batch(2, 8), "cross_entropy")]
+            waits.append(client.submit("forward_backward", f"{run_id} fb {step}", batch=batch))
+            waits.append(client.submit("optim_step", f"{run_id} step {step}", run_id=run_id, params=OptimParams()))
+    start()
+    answers = [wait() for wait in waits]
+    assert [a["step"] for a in answers if isinstance(a, dict)] == [1, 2] * 3
+    for run_id in ("x1", "x2", "x3"):
+        mine = [entry for entry in client.log if entry.startswith(run_id)]
+        assert mine == [f"{run_id} fb 0", f"{run_id} step 0", f"{run_id} fb 1", f"{run_id} step 1"]
+    assert sizes[0] == 3
+
+
+def test_sampling_goes_on_while_a_long_pass_is_trained(engine: Engine, start: Callable[[], None], data: Any) -> None:
+    client = Client(engine)
+    client.submit("create", run=RunSpec("run", "tiny", LoraSpec(rank=2)))
+    client.submit("load_sampler", version="base", base_model="tiny", path=None)
+    long_pass = [LossRequest("run", 1, [data.datum(60) for _ in range(300)], "cross_entropy")]
+    trained = client.submit("forward_backward", batch=long_pass)
+    waits = [
+        client.submit(
+            "sample", request=SampleRequest(f"q{i}", "base", data.tokens(10), max_tokens=5, stop_token_ids=[])
+        )
+        for i in range(6)
+    ]
+    start()
+    assert all(len(wait().sequences[0].tokens) == 5 for wait in waits)
+    assert "forward_backward" not in client.log
+    trained()
+    assert client.log[-1] == "forward_backward"
+
+
+def test_training_goes_on_while_samples_keep_coming(engine: Engine, start: Callable[[], None], data: Any) -> None:
+    client = Client(engine)
+    client.submit("create", run=RunSpec("run", "tiny", LoraSpec(rank=2)))
+    client.submit("load_sampler", version="base", base_model="tiny", path=None)
+    endless = SampleRequest("long", "base", data.tokens(10), num_samples=64, max_tokens=240, stop_token_ids=[])
+    sampling = client.submit("sample", request=endless)
+    start()
+    for _ in range(3):
+        client.call("forward_backward", batch=[LossRequest("run", 1, data.batch(2), "cross_entropy")])
+        client.call("optim_step", run_id="run", params=OptimParams())
+    assert "sample" not in client.log
+    client.call("cancel", request_id="long")
+    assert isinstance(sampling(), RuntimeFault)
+
+
+def test_publish_follows_the_training_calls_before_it(engine: Engine, start: Callable[[], None], data: Any) -> None:
+    client = Client(engine)
+    client.submit("create", run=RunSpec("run", "tiny", LoraSpec(rank=2, seed=1)))
+    client.submit("forward_backward", batch=[LossRequest("run", 1, data.batch(3), "cross_entropy")])
+    client.submit("optim_step", run_id="run", params=OptimParams(learning_rate=0.1))
+    client.submit("publish", run_id="run", version="v1")
+    client.submit("forward_backward", batch=[LossRequest("run", 1, data.batch(3), "cross_entropy")])
+    last = client.submit("optim_step", run_id="run", params=OptimParams(learning_rate=0.1))
+    start()
+    last()
+    adapter = engine.sampler.versions["v1"].adapter
+    assert adapter is not None
+    values = engine.trainer.runs["run"].values
+    assert not np.array_equal(adapter.flat.numpy(), values.numpy())
+    assert np.abs(adapter.flat.numpy()).sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "message"),
+    [
+        ("optim_step", {"run_id": "nobody", "params": OptimParams()}, "'nobody' is not loaded"),
+        ("publish", {"run_id": "nobody", "version": "v"}, "'nobody' is not loaded"),
+        ("load_sampler", {"version": "v", "base_model": "huge", "path": None}, "'huge' is not served"),
+        ("save", {"run_id": "nobody"}, "save failed: KeyError"),
+        ("teleport", {}, "'teleport' is unknown"),
+        ("sample", {"request": SampleRequest("q", "nobody", np.zeros(3, np.int32))}, "'nobody' is not loaded"),
+    ],
+)
+def test_a_call_that_fails_is_answered_and_the_engine_goes_on(
+    method: str, params: dict[str, Any], message: str, engine: Engine, start: Callable[[], None]
+) -> None:
+    client = Client(engine)
+    start()
+    answer = client.call(method, **params)
+    assert isinstance(answer, RuntimeFault)
+    with pytest.raises(RuntimeFault, match=message):
+        raise answer
+    assert client.call("status")["runs"] == []
