@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import socket
 import subprocess
 import sys
+import tarfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,3 +207,19 @@ def test_keys_are_in_no_log(engine_backend: Any, door_keys: tuple[Path, dict[str
     for log in (*engine_backend.folder.glob("logs/*"), engine_backend.output):
         text = log.read_text()
         assert secret not in text and not any(key in text for key in door_keys[1].values()), log
+
+
+def test_a_download_that_is_given_up_leaves_no_thread_behind(tmp_path: Path) -> None:
+    from tinker_backend.server.routes.checkpoints import tar_stream
+
+    (tmp_path / "weights.bin").write_bytes(bytes(5_000_000))
+    whole = b"".join(tar_stream(tmp_path))
+    with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
+        assert [(member.name, member.size) for member in tar] == [("weights.bin", 5_000_000)]
+    stream = tar_stream(tmp_path)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    deadline = time.monotonic() + 10
+    while any(thread.name == "archive" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, "the thread of a download that nobody reads goes on"
+        time.sleep(0.05)

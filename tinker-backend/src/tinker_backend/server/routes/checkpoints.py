@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from queue import Queue
+from queue import Full, Queue
 from threading import Thread
 from typing import Any
 from urllib.parse import quote
@@ -139,14 +140,23 @@ async def download_file(token: str, file: str, backend: Server) -> FileResponse:
 
 
 class _Pipe:
-    """A file-like object whose writes another thread reads as chunks."""
+    """A file-like object whose writes another thread reads as chunks. Writing ends when the reader goes away."""
 
     def __init__(self) -> None:
         self.chunks: Queue[bytes | None] = Queue(maxsize=16)
+        self.closed = False
 
     def write(self, data: bytes) -> int:
-        self.chunks.put(bytes(data))
+        self.put(bytes(data))
         return len(data)
+
+    def put(self, chunk: bytes | None) -> None:
+        while not self.closed:
+            try:
+                return self.chunks.put(chunk, timeout=0.5)
+            except Full:
+                continue
+        raise BrokenPipeError("the download was given up")
 
 
 def tar_stream(folder: Path) -> Iterator[bytes]:
@@ -154,14 +164,18 @@ def tar_stream(folder: Path) -> Iterator[bytes]:
     pipe = _Pipe()
 
     def fill() -> None:
-        try:
-            with tarfile.open(fileobj=pipe, mode="w|") as tar:  # type: ignore[call-overload]
-                for path in sorted(folder.rglob("*")):
-                    if path.is_file():
-                        tar.add(path, arcname=str(path.relative_to(folder)), recursive=False)
-        finally:
-            pipe.chunks.put(None)
+        with contextlib.suppress(BrokenPipeError):
+            try:
+                with tarfile.open(fileobj=pipe, mode="w|") as tar:  # type: ignore[call-overload]
+                    for path in sorted(folder.rglob("*")):
+                        if path.is_file():
+                            tar.add(path, arcname=str(path.relative_to(folder)), recursive=False)
+            finally:
+                pipe.put(None)
 
     Thread(target=fill, name="archive", daemon=True).start()
-    while (chunk := pipe.chunks.get()) is not None:
-        yield chunk
+    try:
+        while (chunk := pipe.chunks.get()) is not None:
+            yield chunk
+    finally:
+        pipe.closed = True
