@@ -20,8 +20,11 @@ _SYSTEMS = {"linux": "Linux", "darwin": "MacOS", "windows": "Windows", "freebsd"
 
 @contextmanager
 def sdk_method(name: str | None) -> Iterator[None]:
-    """Requests that are started meanwhile say that ``name`` is at work; None: nothing public is."""
-    token = _method.set(name)
+    """Requests that are started meanwhile say that ``name`` is at work; None: nothing public is.
+
+    A method that runs within another one keeps the name of the outer one.
+    """
+    token = _method.set(name if name is None else _method.get() or name)
     try:
         yield
     finally:

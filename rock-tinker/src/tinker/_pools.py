@@ -8,7 +8,6 @@ from enum import Enum
 
 from ._http import HttpClient, ResetBudget
 
-
 _CLEARTEXT_LIMIT = 8
 
 

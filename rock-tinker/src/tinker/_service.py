@@ -10,7 +10,6 @@ from typing import Any, Literal, Self
 from . import types
 from ._client import Client
 from ._console import session_url
-from ._copy_weights import copy_request, copy_weights
 from ._futures import APIFuture, AwaitableConcurrentFuture
 from ._headers import sdk_method
 from ._holder import Holder, shared_holder
@@ -166,7 +165,7 @@ class ServiceClient(Client):
             model_id = await create()
             call = Call("POST", "get_info", types.GetInfoRequest(model_id=model_id))
             info = await self.holder.fetch(PoolKind.TRAIN, call, types.GetInfoResponse)
-            return TrainingClient(self.holder, model_seq_id, model_id, info=info)
+            return TrainingClient(self.holder, model_seq_id, model_id, info=_without_tokenizer_variant(info))
 
         return BackcompatTrainingClientFuture(self._start(method, make()))
 
@@ -232,8 +231,10 @@ class ServiceClient(Client):
 
         Raises ValueError if this client has no project (argument project_id or TINKER_PROJECT_ID).
         """
-        request = copy_request(path, self.holder.project_id, ttl_seconds)
-        return self._start("copy_weights", copy_weights(self.holder, request, weights_access_token))
+        with sdk_method("ServiceClient.copy_weights"):
+            return self._rest_client().copy_weights(
+                path, self.holder.project_id, ttl_seconds=ttl_seconds, weights_access_token=weights_access_token
+            )
 
     # -- the session ---------------------------------------------------------------------------------------------
     def close(
@@ -296,3 +297,9 @@ class ServiceClient(Client):
         create_training_client_from_state_with_optimizer
     )
     create_sampling_client_async = value_twin(create_sampling_client)
+
+
+def _without_tokenizer_variant(info: types.GetInfoResponse) -> types.GetInfoResponse:
+    """A server may write ``tokenizer:variant``; libraries know only the part before the colon."""
+    name = (info.model_data.tokenizer_id or "").partition(":")[0] or None
+    return info.model_copy(update={"model_data": info.model_data.model_copy(update={"tokenizer_id": name})})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel
@@ -200,7 +200,7 @@ class TrainingClient(Client):
             "save_weights_for_sampler",
             "save_weights_for_sampler",
             "SaveWeightsForSampler",
-            types.SaveWeightsForSamplerResponse,
+            types.SaveWeightsForSamplerResponseInternal,
             lambda seq_id: types.SaveWeightsForSamplerRequest(
                 model_id=self.model_id,
                 path=name,
@@ -208,6 +208,7 @@ class TrainingClient(Client):
                 ttl_seconds=ttl_seconds,
                 user_metadata=user_metadata,
             ),
+            convert=lambda saved: types.SaveWeightsForSamplerResponse(path=_saved_path(saved)),
             retries=0,
         )
 
@@ -219,7 +220,7 @@ class TrainingClient(Client):
             "save_weights_external",
             "save_weights_external",
             "SaveWeightsExternal",
-            types.SaveWeightsExternalResponse,
+            types.SaveWeightsExternalResponseInternal,
             lambda seq_id: types.SaveWeightsExternalRequest(
                 model_id=self.model_id,
                 path=name,
@@ -227,6 +228,7 @@ class TrainingClient(Client):
                 ttl_seconds=ttl_seconds,
                 age_encryption_recipients=age_encryption_recipients,
             ),
+            convert=lambda saved: types.SaveWeightsExternalResponse(path=_saved_path(saved)),
             retries=0,
         )
 
@@ -312,20 +314,21 @@ class TrainingClient(Client):
         path: str,
         request_type: str,
         model: type[M],
-        make_request: Any,
+        make_request: Callable[[int], BaseModel],
         *,
+        convert: Callable[[M], Any] = lambda response: response,
         retries: int | None = None,
-    ) -> AwaitableConcurrentFuture[M]:
+    ) -> AwaitableConcurrentFuture[Any]:
         turn = self._turns.reserve()
         (seq_id,) = turn.seq_ids
         options = {} if retries is None else {"retries": retries}
 
-        async def run() -> M:
+        async def run() -> Any:
             async with turn:
                 call = Call("POST", path, make_request(seq_id), **options)  # type: ignore[arg-type]
                 expected: Expected[M] = Expected(request_type, model=model)
                 promise = await submit(self.holder, PoolKind.TRAIN, call, expected, observer=self._observer)
-            return await promise.result()
+            return convert(await promise.result())
 
         started = self._start(method, run())
         started.future().add_done_callback(turn.finish_soon)
@@ -344,3 +347,11 @@ class TrainingClient(Client):
     save_weights_and_get_sampling_client_async = value_twin(save_weights_and_get_sampling_client)
     create_sampling_client_async = value_twin(create_sampling_client)
     get_info_async = plain_twin(get_info)
+
+
+def _saved_path(
+    response: types.SaveWeightsForSamplerResponseInternal | types.SaveWeightsExternalResponseInternal,
+) -> str:
+    if response.path is None:
+        raise TinkerError("the server saved weights without giving their path")
+    return response.path
