@@ -185,3 +185,23 @@ def names_cannot_leave_their_run(suite: Suite) -> str:
         for name in ("../escape", "a/b", "..", "/tmp/x", "x\x00y"):
             check_refused(lambda name=name: run.save(name), f"the name {name!r}")  # type: ignore[misc]
     return "5 names refused"
+
+
+@probe("copy_weights gives a checkpoint of its own, which outlives the source")
+def a_copy_stands_alone(suite: Suite) -> str:
+    with suite.session() as session:
+        run = session.run(suite.base_model)
+        _train(suite, run, 1)
+        source = run.save(suite.fresh_name("copy"))
+        try:
+            copied = suite.client.post("copy_weights", {"source_path": source, "destination_project_id": "probe"})
+        except Refused as error:
+            raise Skipped(f"the server copies no weights: {error}") from error
+        path = copied["tinker_path"]
+        check(path != source, f"the copy has the path of its source, {path}")
+        suite.client.request(
+            "DELETE", f"training_runs/{run.id}/checkpoints/{source.removeprefix(f'tinker://{run.id}/')}"
+        )
+        now = run.forward([suite.example()]).logprobs[0]
+        loaded = session.run_from(path, optimizer=True).forward([suite.example()]).logprobs[0]
+    return same(now, loaded, suite.tolerance / 10, "run against the copy")

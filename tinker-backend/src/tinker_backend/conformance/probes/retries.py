@@ -86,3 +86,14 @@ def an_unknown_future_is_refused(suite: Suite) -> str:
     answer = Promise(suite.client, "no-such-request", "json", {}).poll()
     check(400 <= answer.status_code < 500 and answer.status_code not in (408, 429), f"HTTP {answer.status_code}")
     return f"HTTP {answer.status_code}: {answer.text[:120]}"
+
+
+@probe("The same save seq_id twice is one save, and does not count as a name that exists")
+def a_repeated_save_is_one_save(suite: Suite) -> str:
+    with suite.run() as run:
+        body = {"model_id": run.id, "seq_id": run.next_seq(), "path": suite.fresh_name("again"), "overwrite": False}
+        first, again = (suite.client.promise("save_weights", {**body, "type": "save_weights"}) for _ in range(2))
+        check(first.request_id == again.request_id, "two futures for one seq_id")
+        check(first.result()["path"] == again.result()["path"], "the two saves have different paths")
+        run.step()
+    return str(first.result()["path"])
