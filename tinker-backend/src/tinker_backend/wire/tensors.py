@@ -40,7 +40,7 @@ def tensor_from_json(value: Any, field: str) -> Array | CsrArray:
         raise BadRequest(f"{field}.dtype is {value.get('dtype')!r}; it must be float32 or int64")
     data = _list_to_array(value.get("data"), dtype, f"{field}.data")
     shape = value.get("shape")
-    if shape is not None and not (isinstance(shape, list) and all(isinstance(n, int) for n in shape)):
+    if shape is not None and not (isinstance(shape, list) and all(type(n) is int for n in shape)):
         raise BadRequest(f"{field}.shape must be a list of integers, not {shape!r}")
     if value.get("sparse_crow_indices") is not None or value.get("sparse_col_indices") is not None:
         crow = _list_to_array(value.get("sparse_crow_indices"), "<i8", f"{field}.sparse_crow_indices")
