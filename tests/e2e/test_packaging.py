@@ -142,3 +142,21 @@ def test_the_uv_lock_and_the_hash_lock_hold_the_same_versions():
     assert locked
     # A package with a version for each Python stands twice in both; the later one is compared.
     assert {name: version for name, version in locked.items() if pinned.get(name) != version} == {}
+
+
+def test_the_control_lock_covers_every_dependency_that_the_packages_declare():
+    import tomllib
+
+    locked = set(
+        re.findall(r"^([A-Za-z0-9._-]+)==", (ROOT / "rock-tinker/local/requirements.txt").read_text(), re.MULTILINE)
+    )
+    wanted: dict[str, str] = {}
+    for folder, extras in (("rock", ["admin"]), ("rock-tinker", ["cookbook"]), ("tinker-backend", ["engine"])):
+        project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+        lists = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
+        for requirement in (item for listed in lists for item in listed):
+            name = re.split(r"[<>=!~ ;\[]", requirement)[0].lower().replace("_", "-")
+            wanted[name] = folder
+    # torch is installed apart, and a package of this repository is no dependency from an index.
+    ours = {"torch", "rl-rock", "rock-tinker", "tinker-backend"}
+    assert {name: folder for name, folder in wanted.items() if name not in locked | ours} == {}
