@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 from tinker_cookbook import model_catalog
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_catalog import Shape
+from tinker_cookbook.tokenizer_utils import find_local_folder
 
 _BASE_LR = 5e-5
 _LORA_FACTOR = 10.0
@@ -73,7 +72,7 @@ def get_shape(model_name: str) -> Shape:
 def _shape_from_config(model_name: str) -> Shape:
     from transformers import AutoConfig
 
-    name = model_name if os.path.isdir(model_name) else model_name.split(":")[0]
+    name = find_local_folder(model_name) or model_name.split(":")[0]
     try:
         config = AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:

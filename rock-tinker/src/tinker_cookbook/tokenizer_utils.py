@@ -1,4 +1,8 @@
-"""Tokenizers by model name: own registry first, then a local folder, then the Hugging Face hub or its cache."""
+"""Tokenizers by model name: own registry first, then a local folder, then the Hugging Face hub or its cache.
+
+Local folders are the name itself as a path, and ``<name>`` or its last part below ``$TINKER_MODELS_DIR`` and
+``~/.cache/tinker-backend/models``, where a local backend keeps its models.
+"""
 
 from __future__ import annotations
 
@@ -56,16 +60,32 @@ def get_tokenizer(model_name: str) -> Tokenizer:
     return _load(model_name)
 
 
+def find_local_folder(model_name: str) -> str | None:
+    """Folder of a model on this machine, if there is one."""
+    if os.path.isdir(model_name):
+        return model_name
+    base = model_name.split(":")[0]
+    roots = [os.environ.get("TINKER_MODELS_DIR"), os.path.expanduser("~/.cache/tinker-backend/models")]
+    for root in filter(None, roots):
+        for name in (base, base.split("/")[-1]):
+            folder = os.path.join(root, name)
+            if name and os.path.isfile(os.path.join(folder, "config.json")):
+                return folder
+    return base if os.path.isdir(base) else None
+
+
 @functools.cache
 def _load(model_name: str) -> Any:
     if model_name in _registry:
         return _registry[model_name]()
-    base = model_name if os.path.isdir(model_name) else model_name.split(":")[0]
+    base = model_name.split(":")[0]
     if base in _registry:
         return _registry[base]()
+    folder = find_local_folder(model_name)
     from transformers import AutoTokenizer
 
-    if not os.path.isdir(base):
+    base = folder or base
+    if folder is None:
         for pattern, replacement in _UNGATED:
             if pattern.match(base):
                 base = replacement

@@ -1,0 +1,115 @@
+"""What every recipe does before its own work: command line, run folder, and the big configuration from the small one."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import chz
+
+from tinker_cookbook import checkpoint_utils, cli_utils
+from tinker_cookbook.rl import config as rl_config
+from tinker_cookbook.rl.types import RLDatasetBuilder
+from tinker_cookbook.supervised import train as supervised_train
+from tinker_cookbook.supervised.types import SupervisedDatasetBuilder
+from tinker_cookbook.utils.session_naming import slugify
+
+
+def run(main: Callable[[Any], Any]) -> None:
+    """Parse ``key=value`` arguments into the configuration that ``main`` takes, and run it.
+
+    Unknown keys are refused with the nearest known one; ``--help`` lists all.
+    """
+
+    def synchronous(config: Any) -> None:
+        result = main(config)
+        if inspect.isawaitable(result):
+            asyncio.run(_wait(result))
+
+    parameter = next(iter(inspect.signature(main, eval_str=True).parameters.values()))
+    synchronous.__annotations__["config"] = parameter.annotation
+    chz.nested_entrypoint(synchronous, allow_hyphens=True)
+
+
+async def _wait(awaitable: Any) -> None:
+    await awaitable
+
+
+def run_folder(config: Any, recipe: str, *hints: Any) -> str:
+    """The run's folder: ``log_path`` if given, else a new one below the folder of runs.
+
+    ``behavior_if_log_dir_exists`` decides about an existing folder. The name of a new one holds the recipe, the model,
+    the hints and the time to the second; a number is added if it is taken.
+    """
+    behavior: cli_utils.LogdirBehavior = getattr(config, "behavior_if_log_dir_exists", "ask")
+    if config.log_path is not None:
+        cli_utils.check_log_dir(config.log_path, behavior)
+        return str(Path(config.log_path).expanduser())
+    model = str(getattr(config, "model_name", None) or getattr(config, "base_model", "")).split("/")[-1]
+    parts = [recipe, slugify(model), *(str(hint) for hint in hints), time.strftime("%Y%m%d-%H%M%S")]
+    name = "-".join(part for part in parts if part)
+    candidate, number = cli_utils.runs_path(name), 1
+    while Path(candidate).exists():
+        number += 1
+        candidate = cli_utils.runs_path(f"{name}-{number}")
+    return candidate
+
+
+async def renderer_name(config: Any) -> str:
+    """The renderer asked for, else that of the checkpoint to load, else the recommended one."""
+    return await checkpoint_utils.resolve_renderer_name_from_checkpoint_or_default_async(
+        model_name=config.model_name,
+        explicit_renderer_name=getattr(config, "renderer_name", None),
+        load_checkpoint_path=getattr(config, "load_checkpoint_path", None),
+        base_url=getattr(config, "base_url", None),
+    )
+
+
+def _shared(config: Any, target: type) -> dict[str, Any]:
+    names = set(type(config).__chz_fields__) & set(target.__chz_fields__)  # type: ignore[attr-defined]
+    return {name: getattr(config, name) for name in names}
+
+
+def to_rl_config(
+    config: Any, dataset_builder: RLDatasetBuilder, log_path: str, recipe: str, **changes: Any
+) -> rl_config.Config:
+    """RL configuration with every field that the recipe's configuration has, too.
+
+    ``kl_penalty_coef`` > 0 takes the base model as the reference; ``max_steps_off_policy`` switches to async.
+    """
+    values = _shared(config, rl_config.Config)
+    values.update(dataset_builder=dataset_builder, log_path=log_path, recipe_name=recipe, **changes)
+    values["wandb_name"] = values.get("wandb_name") or Path(log_path).name
+    if values.get("kl_penalty_coef", 0) > 0 and values.get("kl_reference_config") is None:
+        values["kl_reference_config"] = rl_config.KLReferenceConfig(base_model=config.model_name)
+    off_policy = getattr(config, "max_steps_off_policy", None)
+    if off_policy is not None:
+        values["async_config"] = rl_config.AsyncConfig(
+            max_steps_off_policy=off_policy,
+            groups_per_batch=config.groups_per_batch,
+            loss_fn=getattr(config, "loss_fn", "importance_sampling"),
+        )
+    if getattr(config, "rollout_max_retries", None) is not None:
+        from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+
+        values["rollout_error_tolerance"] = RetryOnFailure(max_retries=config.rollout_max_retries)
+    return rl_config.Config(**values)
+
+
+def to_supervised_config(
+    config: Any, dataset_builder: SupervisedDatasetBuilder, log_path: str, recipe: str, **changes: Any
+) -> supervised_train.Config:
+    """Supervised configuration with every field that the recipe's configuration has, too."""
+    values = _shared(config, supervised_train.Config)
+    values.update(dataset_builder=dataset_builder, log_path=log_path, recipe_name=recipe, **changes)
+    values["wandb_name"] = values.get("wandb_name") or Path(log_path).name
+    return supervised_train.Config(**values)
+
+
+def example_data(name: str) -> str:
+    """Path of a data file that comes with the package."""
+    return str(Path(__file__).parent.parent / "example_data" / name)

@@ -1,0 +1,63 @@
+"""Direct preference optimisation."""
+
+from __future__ import annotations
+
+import chz
+
+from tinker_cookbook.cli_utils import LogdirBehavior
+from tinker_cookbook.preference import train_dpo
+from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons
+from tinker_cookbook.recipes import entry
+from tinker_cookbook.recipes.preference.hub_comparisons import comparison_builder
+from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
+from tinker_cookbook.utils.lr_scheduling import LRSchedule
+
+
+@chz.chz
+class CLIConfig:
+    """``dataset``: hhh, helpsteer3, ultrafeedback, example, or a JSONL file of comparisons."""
+
+    model_name: str = "Qwen/Qwen3.5-9B-Base"
+    dataset: str = "hhh"
+    load_checkpoint_path: str | None = None
+    renderer_name: str | None = None
+    learning_rate: float = 1e-5
+    lr_schedule: LRSchedule = "linear"
+    dpo_beta: float = 0.1
+    max_length: int | None = 8192
+    batch_size: int = 256
+    log_path: str | None = None
+    wandb_project: str | None = None
+    wandb_name: str | None = None
+    session_name: str | None = None
+    base_url: str | None = None
+    reference_model_name: str | None = None
+    behavior_if_log_dir_exists: LogdirBehavior = "ask"
+    max_steps: int | None = None
+    # Beyond the common set
+    num_epochs: int = 1
+    lora_rank: int = 32
+    save_every: int = 20
+    eval_every: int = 10
+
+
+async def cli_main(cli: CLIConfig) -> None:
+    """Run the recipe."""
+    name = await entry.renderer_name(cli)
+    dataset = cli.dataset.split("/")[-1].removesuffix(".jsonl")
+    log_path = entry.run_folder(cli, f"dpo-{dataset}", cli.learning_rate)
+    common = ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer=cli.model_name,
+        renderer_name=name,
+        max_length=cli.max_length,
+        batch_size=cli.batch_size,
+    )
+    builder = DPODatasetBuilderFromComparisons(common_config=common, comparison_builder=comparison_builder(cli.dataset))
+    shared = set(CLIConfig.__chz_fields__) & set(train_dpo.Config.__chz_fields__)
+    values = {field: getattr(cli, field) for field in shared}
+    values.update(log_path=log_path, renderer_name=name, recipe_name="dpo", dataset_builder=builder)
+    await train_dpo.amain(train_dpo.Config(**values))
+
+
+if __name__ == "__main__":
+    entry.run(cli_main)

@@ -1,0 +1,122 @@
+"""The shorter answer wins: pairwise preference without any data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import chz
+
+from tinker_cookbook import renderers, tokenizer_utils
+from tinker_cookbook.cli_utils import LogdirBehavior
+from tinker_cookbook.preference.types import Comparison, PreferenceModel
+from tinker_cookbook.recipes import entry
+from tinker_cookbook.renderers import Message, get_text_content
+from tinker_cookbook.rl import train
+from tinker_cookbook.rl.preference_envs import PairwisePreferenceGroupBuilder, TournamentPattern
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
+
+PROMPTS = (
+    "Who are you?",
+    "Tell me about the sea.",
+    "What is a good way to spend a Sunday?",
+    "Why is the sky blue?",
+    "Describe your favourite animal.",
+    "How do I make tea?",
+    "What makes a good friend?",
+    "Explain what a computer is.",
+)
+
+
+class ShorterPreferenceModel(PreferenceModel):
+    """Prefers the completion with fewer characters."""
+
+    async def __call__(self, comparison: Comparison) -> float:
+        first = len(get_text_content(comparison.completion_A[0]))
+        second = len(get_text_content(comparison.completion_B[0]))
+        return float((first > second) - (first < second))
+
+
+class ShorterDataset(RLDataset):
+    """The prompts in turn."""
+
+    def __init__(self, batch_size: int, group_size: int, renderer: renderers.Renderer, num_batches: int) -> None:
+        self.batch_size, self.group_size, self.renderer, self.num_batches = (
+            batch_size,
+            group_size,
+            renderer,
+            num_batches,
+        )
+
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        return [
+            PairwisePreferenceGroupBuilder(
+                convo_prefix=[Message(role="user", content=PROMPTS[(index * self.batch_size + i) % len(PROMPTS)])],
+                policy_renderer=self.renderer,
+                tournament_pattern=TournamentPattern.ALL_PAIRS_BOTH_WAYS,
+                preference_model=ShorterPreferenceModel(),
+                num_envs=self.group_size,
+            )
+            for i in range(self.batch_size)
+        ]
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+
+@chz.chz
+class ShorterDatasetBuilder(RLDatasetBuilder):
+    """Builder of the dataset."""
+
+    batch_size: int
+    group_size: int
+    renderer_name: str
+    model_name_for_tokenizer: str
+    num_batches: int = 50
+
+    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
+        tokenizer = tokenizer_utils.get_tokenizer(self.model_name_for_tokenizer)
+        renderer = renderers.get_renderer(self.renderer_name, tokenizer, model_name=self.model_name_for_tokenizer)
+        dataset = ShorterDataset(self.batch_size, self.group_size, renderer, self.num_batches)
+        return dataset, ShorterDataset(len(PROMPTS), self.group_size, renderer, 1)
+
+
+@chz.chz
+class CLIConfig:
+    """Settings of the recipe."""
+
+    model_name: str = "Qwen/Qwen3.5-4B"
+    renderer_name: str | None = "qwen3_5_disable_thinking"
+    batch_size: int = 32
+    group_size: int = 16
+    learning_rate: float = 3e-5
+    max_tokens: int = 64
+    eval_every: int = 5
+    log_path: str | None = None
+    wandb_project: str | None = None
+    wandb_name: str | None = None
+    session_name: str | None = None
+    behavior_if_log_dir_exists: LogdirBehavior = "ask"
+    max_steps: int | None = None
+    # Beyond the common set
+    base_url: str | None = None
+    lora_rank: int = 32
+    save_every: int = 20
+    compute_post_kl: bool = True
+
+
+async def cli_main(cli: CLIConfig) -> None:
+    """Run the recipe."""
+    name = await entry.renderer_name(cli)
+    log_path = entry.run_folder(cli, "shorter", f"{cli.group_size}x{cli.batch_size}", cli.learning_rate)
+    builder = ShorterDatasetBuilder(
+        batch_size=cli.batch_size,
+        group_size=cli.group_size,
+        renderer_name=name,
+        model_name_for_tokenizer=cli.model_name,
+        num_batches=max(50, cli.max_steps or 0),
+    )
+    await train.main(entry.to_rl_config(cli, builder, log_path, "shorter", renderer_name=name))
+
+
+if __name__ == "__main__":
+    entry.run(cli_main)

@@ -1,0 +1,59 @@
+"""Self-distillation: the model teaches itself after seeing the golden answer."""
+
+from __future__ import annotations
+
+import chz
+
+from tinker_cookbook import renderers, tokenizer_utils
+from tinker_cookbook.cli_utils import LogdirBehavior
+from tinker_cookbook.distillation import sdft
+from tinker_cookbook.recipes import entry
+from tinker_cookbook.recipes.sdft.datasets import PairProvider, load_pairs
+
+
+@chz.chz
+class CLIConfig:
+    """``dataset``: sciknoweval, toolalpaca, example, or a JSONL file of conversations."""
+
+    model_name: str = "Qwen/Qwen3-8B"
+    lora_rank: int = 128
+    renderer_name: str | None = None
+    load_checkpoint_path: str | None = None
+    dataset: str = "sciknoweval"
+    sciknoweval_domain: str = "Chemistry"
+    toolalpaca_data_path: str | None = None
+    group_size: int = 1
+    groups_per_batch: int = 32
+    learning_rate: float = 2e-5
+    max_tokens: int = 2048
+    temperature: float = 1.0
+    topk: int = 20
+    reverse: bool = False
+    teacher_sync_every: int | None = None
+    max_context_length: int = 32768
+    num_substeps: int = 1
+    log_path: str | None = None
+    wandb_project: str | None = None
+    wandb_name: str | None = None
+    session_name: str | None = None
+    eval_every: int = 20
+    save_every: int = 20
+    base_url: str | None = None
+    max_steps: int | None = None
+    behavior_if_log_dir_exists: LogdirBehavior = "ask"
+
+
+async def cli_main(cli: CLIConfig) -> None:
+    """Run the recipe."""
+    name = await entry.renderer_name(cli)
+    log_path = entry.run_folder(cli, f"sdft-{cli.dataset.split('/')[-1]}", f"top{cli.topk}", cli.learning_rate)
+    renderer = renderers.get_renderer(name, tokenizer_utils.get_tokenizer(cli.model_name), model_name=cli.model_name)
+    pairs = load_pairs(cli.dataset, cli.sciknoweval_domain, cli.toolalpaca_data_path)
+    shared = set(CLIConfig.__chz_fields__) & set(sdft.Config.__chz_fields__)
+    values = {field: getattr(cli, field) for field in shared}
+    values.update(log_path=log_path, renderer_name=name, recipe_name="sdft")
+    await sdft.main(sdft.Config(**values), PairProvider(pairs, cli.groups_per_batch, cli.group_size, renderer))
+
+
+if __name__ == "__main__":
+    entry.run(cli_main)
