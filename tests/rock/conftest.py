@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -22,6 +23,7 @@ import yaml
 from rock.sdk import Sandbox, SandboxConfig
 
 STATE_PARENT = os.environ.get("ROCK_TEST_STATE", "/var/tmp")
+DOCKER_IMAGE = "rock-test:base"
 _START_SECONDS = 60.0
 
 
@@ -44,6 +46,7 @@ class RockStack:
     """A worker and an admin as processes of their own, started by the command line."""
 
     folder: Path
+    runtime: str = "local"
     admin_port: int = field(default_factory=free_port)
     worker_port: int = field(default_factory=free_port)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -101,12 +104,93 @@ class RockStack:
             self.kill(name, signal.SIGINT)
 
 
-@pytest.fixture(scope="module")
-def rock_stack() -> Iterator[RockStack]:
-    """One worker and one admin for a whole test module."""
+@pytest.fixture(scope="session")
+def docker_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Docker daemon that has the image rock-test:base; one is started here if none runs. Skips with the reason."""
+    docker = pytest.importorskip("docker")
+
+    def ping(url: str) -> str:
+        try:
+            docker.DockerClient(base_url=url, timeout=5).ping()
+            return ""
+        except Exception as error:
+            return str(error)
+
+    url = os.environ.get("ROCK_TEST_DOCKER") or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    daemon: subprocess.Popen[bytes] | None = None
+    folder = Path(tempfile.mkdtemp(prefix="rock-dockerd-", dir=STATE_PARENT))
+    if ping(url):
+        if shutil.which("dockerd") is None or os.geteuid() != 0:
+            pytest.skip(f"no Docker daemon at {url}, and none can be started here (no dockerd, or not root)")
+        url = f"unix://{folder}/docker.sock"
+        command = ["dockerd", "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec", "-H", url]
+        with (folder / "log").open("wb") as log:
+            daemon = subprocess.Popen(
+                [*command, "--pidfile", f"{folder}/pid"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        end = time.monotonic() + 60
+        while problem := ping(url):
+            if daemon.poll() is not None or time.monotonic() > end:
+                daemon.kill()
+                text = (folder / "log").read_text(errors="replace")[-1000:]
+                pytest.skip(f"dockerd does not start here: {problem}: {text}")
+            time.sleep(0.2)
+    try:
+        client = docker.DockerClient(base_url=url, timeout=120)
+        try:
+            client.images.get(DOCKER_IMAGE)
+        except docker.errors.ImageNotFound:
+            _import_debian(client, folder)
+        yield url
+    finally:
+        if daemon is not None:
+            daemon.terminate()
+            daemon.wait(30)
+            subprocess.run(["ip", "link", "del", "docker0"], capture_output=True)
+            subprocess.run(["umount", f"{folder}/exec/netns/default"], capture_output=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _import_debian(client: Any, folder: Path) -> None:
+    """Makes rock-test:base from Debian packages: no image registry is needed."""
+    if shutil.which("debootstrap") is None:
+        pytest.skip(f"image {DOCKER_IMAGE} is missing and debootstrap is not installed")
+    found: list[str] = []
+    for source in [Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("*")]:
+        if source.is_file():
+            found += re.findall(r"https?://\S+/debian/?(?=\s|$)", source.read_text())
+    if not found:
+        pytest.skip("no Debian mirror in /etc/apt/sources.list: cannot make an image")
+    command = [
+        "debootstrap",
+        "--variant=minbase",
+        "--include=python3,procps",
+        "bookworm",
+        str(folder / "deb"),
+        found[0],
+    ]
+    made = subprocess.run(command, capture_output=True, text=True)
+    if made.returncode != 0:
+        pytest.skip(f"debootstrap failed: {made.stdout[-500:]}")
+    archive = folder / "deb.tar"
+    subprocess.run(["tar", "-C", str(folder / "deb"), "-cf", str(archive), "."], check=True)
+    client.api.import_image_from_file(str(archive), *DOCKER_IMAGE.split(":"))
+
+
+@pytest.fixture(scope="module", params=["local", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])])
+def rock_stack(request: pytest.FixtureRequest) -> Iterator[RockStack]:
+    """One worker and one admin for a whole test module, for each runtime."""
     folder = Path(tempfile.mkdtemp(prefix="rock-", dir=STATE_PARENT))
-    stack = RockStack(folder)
-    stack.write_config()
+    stack = RockStack(folder, runtime=request.param)
+    if request.param == "docker":
+        url = request.getfixturevalue("docker_url")
+        stack.write_config(runtime={"type": "docker", "docker_url": url, "image_aliases": {"local": DOCKER_IMAGE}})
+    else:
+        stack.write_config()
     try:
         stack.start("worker")
         stack.start("admin")

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -76,11 +77,54 @@ def main() -> None:
     parser.add_argument("--heartbeat", type=Path, help="stop when this file was not touched for --patience seconds")
     parser.add_argument("--patience", type=float, default=60.0)
     options = parser.parse_args()
+    _restore_environment()
     if options.uds:
         listener = listen(options.uds)
     else:
         listener = socket.create_server((options.host, options.port))
-    asyncio.run(serve(create_app(), listener, options.heartbeat, options.patience))
+    if os.getpid() == 1:
+        keep_serving(listener, options.heartbeat, options.patience)
+    else:
+        asyncio.run(serve(create_app(), listener, options.heartbeat, options.patience))
+
+
+def _restore_environment() -> None:
+    """Variables that only the rocklet's own Python needed give way to those of the container (see docker_injection)."""
+    for name, value in list(os.environ.items()):
+        if name.startswith("ROCKLET_"):
+            del os.environ[name]
+            if value:
+                os.environ[name.removeprefix("ROCKLET_")] = value
+            else:
+                os.environ.pop(name.removeprefix("ROCKLET_"), None)
+
+
+def keep_serving(listener: socket.socket, heartbeat: Path | None, patience: float) -> None:
+    """As the first process of a container: reaps orphans and starts the rocklet again when it was killed."""
+    stopping = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopping
+        stopping = True
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    while not stopping:
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            asyncio.run(serve(create_app(), listener, heartbeat, patience))
+            os._exit(0)
+        while True:
+            pid, status = os.wait()
+            if pid == child:
+                break
+        if os.waitstatus_to_exitcode(status) == 0:
+            return
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":
