@@ -6,7 +6,12 @@ import json
 
 import pytest
 
-pytestmark = [pytest.mark.harbor, pytest.mark.namespaces, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.harbor,
+    pytest.mark.namespaces,
+    pytest.mark.slow,
+    pytest.mark.parametrize("rock_stack", ["local"], indirect=True),
+]
 
 MINI = {
     "import_path": "rock.harbor.agents:PreinstalledMiniSweAgent",

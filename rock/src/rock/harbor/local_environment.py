@@ -123,8 +123,7 @@ class LocalEnvironment(BaseEnvironment):
         self._sandbox = NamespaceSandbox(root, spec)
         await self._sandbox.start()
         folders = [*MARKER_FOLDERS, *(str(mount["target"]) for mount in self._mounts)]
-        await self._checked(["mkdir", "-p", *folders])
-        await self._checked(["chmod", "777", *folders])
+        await self._checked(["install", "-d", "-m", "777", *folders])
 
     def _resolved(self, network: str) -> str:
         if network != "auto":

@@ -28,8 +28,17 @@ def outer_binds(harbor_python: str | Path, store: str | Path | None = None) -> l
     Raises:
         HarborPythonError: it does not run, or harbor, mini-swe-agent, starlette or uvicorn is missing there.
     """
-    probe = "import sys, json, harbor, minisweagent, starlette, uvicorn, click; print(json.dumps([sys.prefix, sys.base_prefix]))"
-    environment = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "MSWEA_SILENT_STARTUP": "1", "HARBOR_TELEMETRY": "off"}
+    # Importing our modules also leaves their bytecode for this Python, where the folder can be written.
+    modules = "minisweagent.agents.default, rock.harbor.job_runner, rock.harbor.local_environment, rock.harbor.agents"
+    modules += ", rock.model_service.server, rock.model_service.cli, uvicorn"
+    probe = f"import sys, json, {modules}; print(json.dumps([sys.prefix, sys.base_prefix]))"
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": "/tmp",
+        "MSWEA_SILENT_STARTUP": "1",
+        "HARBOR_TELEMETRY": "off",
+        "PYTHONPATH": str(Path(rock.__file__).parents[1]),
+    }
     try:
         done = subprocess.run(
             [str(harbor_python), "-c", probe], capture_output=True, text=True, timeout=120, env=environment

@@ -15,6 +15,7 @@ from rock.sdk.config import SandboxConfig
 DEFAULT_JOBS_DIR = "/data/logs/user-defined/jobs"
 DEFAULT_PYTHON = "/opt/harbor/bin/python"
 DEFAULT_PYTHON_PATH = "/opt/rock"
+OWN_AGENTS = "rock.harbor.agents:"
 LOCAL_ENVIRONMENT = "rock.harbor.local_environment:LocalEnvironment"
 
 
@@ -224,6 +225,9 @@ class HarborJobConfig(JobConfig):
         agents = []
         for agent in self.agents:
             section = agent.model_dump(exclude_none=True)
+            if agent.import_path is not None and agent.import_path.startswith(OWN_AGENTS):
+                # Harbor's parsing of model names imports litellm: seconds of start-up for nothing.
+                section["skip_model_parsing"] = True
             if base_url is not None and agent.model_name is not None:
                 section["env"] = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": "local", **agent.env}
             agents.append(section)

@@ -56,6 +56,7 @@ class ModelServiceClient:
     def __init__(self, channel: ModelServiceChannel, *, after: int = 0) -> None:
         self.channel = channel
         self._after = after
+        self._poll: asyncio.Task[ModelRequest | SessionEnd | None] | None = None
 
     async def next_request(self, timeout: float) -> ModelRequest | SessionEnd | None:
         """The agent's next request, or the end of the session, or None when neither came within ``timeout`` seconds.
@@ -66,14 +67,23 @@ class ModelServiceClient:
         """
         deadline = time.monotonic() + timeout
         while True:
-            remaining = max(deadline - time.monotonic(), 0.0)
-            wait = min(PULL_SLICE_SECONDS, remaining)
-            reply = await self._call("GET", f"/pull?after={self._after}&timeout={wait:.3f}", None, wait + 15.0)
-            found = parse_pull(reply)
+            if self._poll is None:
+                self._poll = asyncio.create_task(self._pull())
+            done, _ = await asyncio.wait({self._poll}, timeout=max(deadline - time.monotonic(), 0.0))
+            if not done:
+                return None
+            poll, self._poll = self._poll, None
+            found = poll.result()
             if isinstance(found, ModelRequest):
                 self._after = max(self._after, found.index)
-            if found is not None or time.monotonic() >= deadline:
+                # The long poll for the following request is on its way while the caller still works on this one.
+                self._poll = asyncio.create_task(self._pull())
+            if found is not None:
                 return found
+
+    async def _pull(self) -> ModelRequest | SessionEnd | None:
+        path = f"/pull?after={self._after}&timeout={PULL_SLICE_SECONDS:g}"
+        return parse_pull(await self._call("GET", path, None, PULL_SLICE_SECONDS + 15.0))
 
     async def respond(self, index: int, body: dict[str, Any] | ModelError) -> None:
         """Answers a request with a chat completion or an error. Repeating the same answer does no harm.
@@ -109,6 +119,10 @@ class ModelServiceClient:
 
     async def aclose(self) -> None:
         """Closes the channel."""
+        if self._poll is not None:
+            self._poll.cancel()
+            await asyncio.gather(self._poll, return_exceptions=True)
+            self._poll = None
         await self.channel.aclose()
 
     async def _call(self, method: str, path: str, body: bytes | None, timeout: float) -> dict[str, Any]:
