@@ -21,51 +21,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
+from local_sandboxes import show_harbor
+from rollout_budget import BUDGETS, Budget, spend
+from setting_error import SettingError
 
 QS = Path(__file__).resolve().parent
 CHECKOUT = QS.parents[1]
 SMOLLM2 = "SmolLM2-135M-Instruct"
 TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-class SettingError(Exception):
-    """An option or a file is missing or wrong; the message names it and the fix."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The rollout budget: the one place where these numbers are set. Tokens, characters, turns and seconds."""
-
-    max_input: int
-    max_output: int
-    context: int
-    observation_characters: int
-    last_observations: int
-    turns: int
-    temperature: float
-    agent_seconds: int
-    job_seconds: int
-
-    def check(self) -> None:
-        """Raises SettingError when input and output do not fit the context."""
-        if self.max_input + self.max_output > self.context:
-            raise SettingError(
-                f"--max-input-tokens {self.max_input} plus --max-output-tokens {self.max_output} exceed --context {self.context}; "
-                "lower one of the first two or raise the last"
-            )
-
-
-BUDGETS = {
-    "gpu": Budget(32768, 8192, 65536, 12000, 8, 32, 1.0, 1200, 1800),
-    # SmolLM2's context is 8192; the rest keeps a rollout within minutes on two cores.
-    "local": Budget(7168, 256, 8192, 2000, 8, 6, 1.0, 480, 900),
-}
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
@@ -313,25 +281,6 @@ def harbor(options: argparse.Namespace, budget: Budget) -> dict[str, Any]:
     return content
 
 
-def spend(kwargs: dict[str, Any], budget: Budget) -> None:
-    """Writes the budget into the agent's options; each of them is text or number as the template has it."""
-    values: dict[str, Any] = {
-        "max_input_tokens": budget.max_input,
-        "max_output_tokens": budget.max_output,
-        "max_observation_length": budget.observation_characters,
-        "last_n_observations": budget.last_observations,
-        "step_limit": budget.turns,
-        # SWE-agent lets one call more out than this limit says.
-        "per_instance_call_limit": budget.turns - 1,
-        "temperature": budget.temperature,
-    }
-    for name, value in values.items():
-        if name in kwargs:
-            kwargs[name] = str(value) if isinstance(kwargs[name], str) else value
-    if isinstance(kwargs.get("completion_kwargs"), dict):
-        kwargs["completion_kwargs"]["max_tokens"] = budget.max_output
-
-
 def runtime(options: argparse.Namespace) -> dict[str, Any]:
     """runtime.yaml."""
     template = importlib.resources.files("tinker_cookbook") / "templates" / "runtime.yaml"
@@ -354,42 +303,14 @@ def admin(options: argparse.Namespace) -> dict[str, Any]:
     content["admin"]["port"] = options.admin_port
     content["worker"]["port"] = options.worker_port
     if options.profile == "local":
-        content["runtime"]["trees"] = visible_pythons(harbor_python(options.task_root))
-        (options.task_root / "assets" / "task-layers").mkdir(exist_ok=True)
+        show_harbor(content["runtime"], options.task_root)
     replace(content, places(options))
     return content
 
 
 def places(options: argparse.Namespace) -> dict[str, str]:
     """What the names in the templates stand for."""
-    found = {"{task_root}": str(options.task_root), "{assets}": str((options.task_root / "assets").resolve())}
-    if options.profile == "local":
-        import rock
-
-        found["{harbor_python}"] = str(harbor_python(options.task_root))
-        found["{rock_package}"] = str(Path(rock.__file__).resolve().parent)
-    return found
-
-
-def harbor_python(task_root: Path) -> Path:
-    """Python of the Harbor environment; a linked control environment brings the one beside it."""
-    beside = (task_root / "control-venv").resolve().parent
-    for folder in (task_root, beside):
-        python = (folder / "harbor-venv").resolve() / "bin" / "python"
-        if python.exists():
-            return python
-    raise SettingError(
-        f"{task_root}/harbor-venv is missing; run setup.sh control first, or link that of another TASK here"
-    )
-
-
-def visible_pythons(python: Path) -> list[str]:
-    """Folders that sandboxes must see for Harbor's Python and for the tasks' Python, where they lie outside of /usr."""
-    from rock.harbor.images import find_python
-
-    programs = [python, *(Path(found) for version in ("3.11", "3.12") if (found := find_python(version)))]
-    folders = [python.parents[1], *(program.resolve().parents[1] for program in programs)]
-    return list(dict.fromkeys(str(folder) for folder in folders if not folder.is_relative_to("/usr")))
+    return {"{task_root}": str(options.task_root), "{node_ip}": options.node_ip or "127.0.0.1"}
 
 
 def replace(node: Any, names: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import stat
 import zipfile
@@ -12,6 +13,9 @@ import pytest
 import yaml
 
 LOCAL = ["--profile", "local", "--task-id", "demo__task-1"]
+needs_harbor = pytest.mark.skipif(
+    "TINKER_TEST_HARBOR_PYTHON" not in os.environ, reason="needs the Harbor environment (TINKER_TEST_HARBOR_PYTHON)"
+)
 
 
 @pytest.fixture
@@ -47,6 +51,7 @@ def test_scripts_without_their_predecessor_name_it(run_script, work_folder, tmp_
     assert "run configure.py" in run_script("run.sh", "rollout").stderr
 
 
+@needs_harbor
 def test_configure_writes_a_local_configuration_that_the_recipes_and_both_servers_accept(
     run_script, work_folder, model_folder
 ):
@@ -68,6 +73,7 @@ def test_configure_writes_a_local_configuration_that_the_recipes_and_both_server
     assert not [path for path in work_folder.iterdir() if path.name.startswith(".config-")]
 
 
+@needs_harbor
 def test_configure_never_overwrites(run_script, work_folder, model_folder):
     command = ["configure.py", *LOCAL, "--task-root", work_folder, "--model", model_folder]
     assert run_script(*command).returncode == 0
@@ -77,6 +83,7 @@ def test_configure_never_overwrites(run_script, work_folder, model_folder):
     assert (work_folder / "config" / "engine.yaml").read_text() == "edited: true\n"
 
 
+@needs_harbor
 def test_ports_of_the_options_reach_every_file(run_script, work_folder, model_folder):
     ports = [
         "--admin-port",
@@ -254,6 +261,7 @@ def test_a_rock_wheel_with_tinker_modules_is_refused(run_script, work_folder, so
     assert done.returncode == 2 and "holds Tinker modules" in done.stderr
 
 
+@needs_harbor
 def test_a_taken_port_is_named_with_the_setting_that_changes_it(run_script, work_folder, model_folder):
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))

@@ -44,12 +44,14 @@ class Session:
         settings: RunSettings, jobs_dir: Path, job_factory: JobFactory, *, label: str, base_url: str | None = None
     ) -> AsyncIterator[Session]:
         """Starts a backend (or takes the one at `base_url`), loads the tokenizer, and closes both at the end."""
-        chat = ChatFormat(load_tokenizer(settings.tokenizer))
+        # Loading takes seconds (so do the backend's models): both at the same time.
+        loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, settings.tokenizer))
         async with contextlib.AsyncExitStack() as stack:
             api_key: str | None = None
             if base_url is None:
                 job = await stack.enter_async_context(ServerJob.start(settings.runtime_yaml, jobs_dir, label=label))
                 base_url, api_key = job.base_url, job.api_key
+            chat = ChatFormat(await loading)
             service = tinker.ServiceClient(base_url=base_url, api_key=api_key)
             try:
                 yield Session(settings, service, chat, job_factory)
