@@ -1,0 +1,176 @@
+"""Programming problems whose programs are run against tests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol
+
+import chz
+import numpy as np
+
+from tinker_cookbook import renderers, tokenizer_utils
+from tinker_cookbook.eval.benchmarks.grading import extract_python_code
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.renderers import Message, get_text_content
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, RLDataset, RLDatasetBuilder
+from tinker_cookbook.sandbox import RockSandbox, SandboxBackend, SandboxCodeRunner, SandboxFusionClient
+from tinker_cookbook.tool_use import ToolResult, build_agent_tool_env, simple_tool_result, tool
+from tinker_cookbook.utils.file_utils import read_jsonl
+
+FORMAT_COEF = 0.1
+SYSTEM = "Solve the programming problem in Python. End with the whole program in one ```python block."
+_CHECK = """
+import json, subprocess, sys
+failed = 0
+for number, test in enumerate(json.load(open("tests.json"))):
+    try:
+        done = subprocess.run([sys.executable, "solution.py"], input=test["input"], capture_output=True, text=True, timeout=5)
+        ok = done.returncode == 0 and done.stdout.split() == test["output"].split()
+    except subprocess.TimeoutExpired:
+        ok = False
+    if not ok:
+        failed += 1
+        if failed == 1:
+            print("test", number, "failed")
+sys.exit(1 if failed else 0)
+"""
+
+
+class CodeRunner(Protocol):
+    """Runs programs; see ``SandboxFusionClient`` and ``SandboxCodeRunner``."""
+
+    async def run(
+        self, code: str, files: dict[str, str] | None = None, timeout: int = 10, language: str = "python"
+    ) -> tuple[bool, dict[str, Any]]:
+        """Whether the code ended well, and details."""
+        ...
+
+
+@dataclass(frozen=True)
+class CodeProblem:
+    """A problem and its tests: standard input and expected output."""
+
+    question: str
+    tests: tuple[tuple[str, str], ...]
+
+
+async def passes(runner: CodeRunner, program: str, problem: CodeProblem) -> tuple[bool, str]:
+    """Whether a program passes all tests, and what to tell the model."""
+    tests = json.dumps([{"input": given, "output": expected} for given, expected in problem.tests])
+    timeout = 6 * len(problem.tests) + 10
+    ok, answer = await runner.run(_CHECK, {"solution.py": program, "tests.json": tests}, timeout=timeout)
+    return ok, "all tests passed" if ok else str(
+        (answer.get("run_result") or {}).get("stdout") or "tests failed"
+    ).strip()
+
+
+class CheckTool:
+    """The tool ``check_solution``."""
+
+    def __init__(self, runner: CodeRunner, problem: CodeProblem) -> None:
+        self._runner, self._problem = runner, problem
+
+    @tool
+    async def check_solution(self, program: Annotated[str, "The whole Python program"]) -> ToolResult:
+        """Run a program against the tests of the problem."""
+        _, report = await passes(self._runner, program, self._problem)
+        return simple_tool_result(report)
+
+
+@dataclass(frozen=True)
+class CodeGroupBuilder(EnvGroupBuilder):
+    """Several attempts at one problem."""
+
+    problem: CodeProblem
+    runner: CodeRunner
+    renderer: renderers.Renderer
+    num_envs: int
+    max_turns: int = 3
+
+    async def _reward(self, messages: list[Message]) -> tuple[float, Metrics]:
+        answers = [get_text_content(message) for message in messages if message["role"] == "assistant"]
+        program = extract_python_code(answers[-1]) if answers else None
+        correct = 0.0
+        if program is not None:
+            correct = float((await passes(self.runner, program, self.problem))[0])
+        format_ok = float(program is not None)
+        return correct + FORMAT_COEF * (format_ok - 1), {"correct": correct, "format": format_ok}
+
+    async def make_envs(self) -> Sequence[Env]:
+        check = CheckTool(self.runner, self.problem).check_solution
+        prefix = self.renderer.create_conversation_prefix_with_tools([check.to_spec()], SYSTEM)
+        messages = [*prefix, Message(role="user", content=self.problem.question)]
+        return [
+            build_agent_tool_env(self.renderer, [check], messages, self._reward, max_turns=self.max_turns)
+            for _ in range(self.num_envs)
+        ]
+
+    def logging_tags(self) -> list[str]:
+        return ["code"]
+
+
+class CodeDataset(RLDataset):
+    """Problems in batches."""
+
+    def __init__(self, builders: list[CodeGroupBuilder], batch_size: int) -> None:
+        self.builders, self.batch_size = builders, batch_size
+
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        return self.builders[index * self.batch_size : (index + 1) * self.batch_size]
+
+    def __len__(self) -> int:
+        return max(len(self.builders) // self.batch_size, 1)
+
+
+def load_problems(dataset: str) -> list[CodeProblem]:
+    """deepcoder, or a JSONL file of rows ``{question, tests: [{input, output}]}``."""
+    if dataset.endswith(".jsonl"):
+        rows: Any = read_jsonl(dataset)
+    elif dataset == "deepcoder":
+        import datasets
+
+        try:
+            rows = datasets.load_dataset("agentica-org/DeepCoder-Preview-Dataset", "primeintellect", split="train")
+        except Exception as error:
+            raise ConfigurationError(f"DeepCoder cannot be loaded ({error}); give dataset=<file>.jsonl") from error
+    else:
+        raise ConfigurationError(f"dataset={dataset!r} is unknown; use deepcoder or a path that ends in .jsonl")
+    problems = []
+    for row in rows:
+        tests = row["tests"] if isinstance(row["tests"], list) else json.loads(row["tests"])
+        cases = tuple((str(t["input"]), str(t["output"])) for t in tests if "input" in t and "output" in t)
+        if cases:
+            problems.append(CodeProblem(row.get("question") or row["problem"], cases))
+    return problems
+
+
+@chz.chz
+class CodeDatasetBuilder(RLDatasetBuilder):
+    """Problems and where their programs run."""
+
+    dataset: str
+    batch_size: int
+    group_size: int
+    renderer_name: str
+    model_name_for_tokenizer: str
+    sandbox_backend: SandboxBackend = SandboxBackend.SANDBOXFUSION
+    rock_base_url: str = "http://127.0.0.1:18080"
+    rock_image: str = "local"
+    seed: int = 0
+
+    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
+        tokenizer = tokenizer_utils.get_tokenizer(self.model_name_for_tokenizer)
+        renderer = renderers.get_renderer(self.renderer_name, tokenizer, model_name=self.model_name_for_tokenizer)
+        problems = await asyncio.to_thread(load_problems, self.dataset)
+        order = [int(i) for i in np.random.default_rng(self.seed).permutation(len(problems))]
+        runner: CodeRunner
+        if self.sandbox_backend is SandboxBackend.ROCK:
+            sandbox = await RockSandbox.create(self.rock_base_url, self.rock_image)
+            runner = SandboxCodeRunner(sandbox)
+        else:
+            runner = SandboxFusionClient()
+        builders = [CodeGroupBuilder(problems[i], runner, renderer, self.group_size) for i in order]
+        return CodeDataset(builders, self.batch_size), None

@@ -1,0 +1,61 @@
+"""Learn to answer as if under the long prompt."""
+
+from __future__ import annotations
+
+import chz
+
+from tinker_cookbook.cli_utils import LogdirBehavior
+from tinker_cookbook.recipes import entry
+from tinker_cookbook.recipes.prompt_distillation.create_data import DEFAULT_OUTPUT_FILE
+from tinker_cookbook.renderers import TrainOnWhat
+from tinker_cookbook.supervised import train
+from tinker_cookbook.supervised.data import FromConversationFileBuilder
+from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
+from tinker_cookbook.utils.lr_scheduling import LRSchedule
+
+
+@chz.chz
+class CLIConfig:
+    """``file_path``: what create_data wrote."""
+
+    file_path: str = DEFAULT_OUTPUT_FILE
+    log_path: str | None = None
+    model_name: str = "Qwen/Qwen3.6-35B-A3B"
+    load_checkpoint_path: str | None = None
+    learning_rate: float = 1e-4
+    lr_schedule: LRSchedule = "linear"
+    num_epochs: int = 4
+    lora_rank: int = 32
+    base_url: str | None = None
+    save_every: int = 20
+    eval_every: int = 5
+    renderer_name: str | None = None
+    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES
+    max_length: int = 32768
+    batch_size: int = 128
+    wandb_project: str | None = None
+    wandb_name: str | None = None
+    session_name: str | None = None
+    behavior_if_log_dir_exists: LogdirBehavior = "ask"
+    max_steps: int | None = None
+    # Beyond the common set
+    test_size: int = 0
+
+
+async def cli_main(cli: CLIConfig) -> None:
+    """Run the recipe."""
+    name = await entry.renderer_name(cli)
+    log_path = entry.run_folder(cli, "prompt-distillation", cli.learning_rate)
+    common = ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer=cli.model_name,
+        renderer_name=name,
+        max_length=cli.max_length,
+        batch_size=cli.batch_size,
+        train_on_what=cli.train_on_what,
+    )
+    builder = FromConversationFileBuilder(common_config=common, file_path=cli.file_path, test_size=cli.test_size)
+    await train.main(entry.to_supervised_config(cli, builder, log_path, "prompt_distillation", renderer_name=name))
+
+
+if __name__ == "__main__":
+    entry.run(cli_main)
