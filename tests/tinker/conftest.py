@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -71,17 +72,25 @@ def sampling(training: tinker.TrainingClient) -> tinker.SamplingClient:
     return training.save_weights_and_get_sampling_client().result(30)
 
 
+_waiting_test: ContextVar[object] = ContextVar("waiting_test", default=None)
+
+
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Waits between tries take no time; their lengths are listed."""
+def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """Waits between tries take no time; their lengths are listed. Work that earlier tests left behind is ignored."""
     lengths: list[float] = []
+    token = _waiting_test.set(lengths)
 
     async def sleep(seconds: float) -> None:
-        lengths.append(seconds)
-        await asyncio.sleep(0)
+        if _waiting_test.get() is lengths:
+            lengths.append(seconds)
+            await asyncio.sleep(0)
+        else:
+            await asyncio.sleep(seconds)
 
     monkeypatch.setattr(_pace, "sleep", sleep)
-    return lengths
+    yield lengths
+    _waiting_test.reset(token)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from ._budgets import Backpressure, ByteBudget
 from ._errors import NotFoundError, TinkerError
 from ._headers import base_headers, sdk_method
 from ._http import Call, HttpClient, parse
+from ._loop import LOOP
 from ._pace import HTTP_RETRIES
 from ._pools import Pool, PoolKind
 from ._retry import execute_with_retries
@@ -64,6 +65,7 @@ class Holder:
         self.credential: Credential = self._raw_credential
         self._headers = base_headers(self.header_overrides)
         self._pools: dict[PoolKind, Pool] = {}
+        weakref.finalize(self, _close_pools, self._pools).atexit = False
         self._set_up_pool = self._new_set_up_pool()
         self._known_flags = flags
         self._connected = False
@@ -136,8 +138,8 @@ class Holder:
 
     def _new_set_up_pool(self) -> Pool:
         """For calls that carry the credential itself and not the token that it is exchanged for."""
-        credential = self._raw_credential
-        return Pool(1, lambda budget: HttpClient(self.base_url, self._headers, credential, budget))
+        base_url, headers, credential = self.base_url, self._headers, self._raw_credential
+        return Pool(1, lambda budget: HttpClient(base_url, headers, credential, budget))
 
     def _create_limits(self) -> None:
         flags = self.flags
@@ -245,10 +247,8 @@ class Holder:
     def _pool(self, kind: PoolKind) -> Pool:
         pool = self._pools.get(kind)
         if pool is None:
-            pool = Pool(
-                kind.limit(self.base_url),
-                lambda budget: HttpClient(self.base_url, self._headers, self.credential, budget),
-            )
+            base_url, headers, credential = self.base_url, self._headers, self.credential  # a pool outlives its holder
+            pool = Pool(kind.limit(base_url), lambda budget: HttpClient(base_url, headers, credential, budget))
             self._pools[kind] = pool
         return pool
 
@@ -269,6 +269,16 @@ class Holder:
                 self._tasks.append(asyncio.create_task(self.telemetry.flush()))
                 self._tasks = [task for task in self._tasks if not task.done()]
             raise
+
+
+def _close_pools(pools: dict[PoolKind, Pool]) -> None:
+    """Close the connections of a holder that nobody uses any more."""
+
+    async def close() -> None:
+        for pool in pools.values():
+            await pool.close()
+
+    LOOP.start(close())
 
 
 _shared: dict[tuple[str, str | None], Holder] = {}
