@@ -7,9 +7,12 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import shutil
+import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,7 @@ def serve(config_path: Path, host: str | None, port: int | None) -> None:
         _log_to(config)
         click.echo(_shown(config))
         backend = Backend.build(config)
+        _raise_file_limit()
         listener = _listen(config.backend.host, config.backend.port)
         code = asyncio.run(_serve(backend, listener))
     except (ConfigError, BackendError) as error:
@@ -58,10 +62,19 @@ def serve(config_path: Path, host: str | None, port: int | None) -> None:
     sys.exit(code)
 
 
+class _Server(uvicorn.Server):
+    """Leaves signals to ``_serve``, which has more to end than connections."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures nothing."""
+        yield
+
+
 async def _serve(backend: Backend, listener: socket.socket) -> int:
     config = backend.config
     address = f"http://{config.backend.host}:{listener.getsockname()[1]}"
-    server = uvicorn.Server(
+    server = _Server(
         uvicorn.Config(
             create_app(backend),
             log_level="warning",
@@ -73,13 +86,24 @@ async def _serve(backend: Backend, listener: socket.socket) -> int:
             server_header=False,
         )
     )
+    received: list[int] = []
+
+    def end(number: int) -> None:
+        received.append(number)
+        server.should_exit = True
+        server.force_exit = len(received) > 1
+        if not starting.done():
+            starting.cancel()
+
     await backend.open()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     starting = asyncio.create_task(backend.start())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, end, number)
     try:
         # The port is open while the models load: requests that need them wait, health says "starting".
         await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
+        if starting.done() and not starting.cancelled():
             starting.result()
             click.echo(f"ready on {address}", err=False)
             sys.stdout.flush()
@@ -90,7 +114,7 @@ async def _serve(backend: Backend, listener: socket.socket) -> int:
             starting.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         await backend.stop()
-    return 0
+    return 128 + received[0] if received and received[0] == signal.SIGINT else 0
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -108,6 +132,14 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.listen(4096)
     listener.set_inheritable(False)
     return listener
+
+
+def _raise_file_limit() -> None:
+    """Each long poll is a connection, so thousands of open files are normal."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _log_to(config: RuntimeConfig) -> None:

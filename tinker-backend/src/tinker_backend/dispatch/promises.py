@@ -169,15 +169,16 @@ class PromiseBook:
         self._evict()
 
     def _evict(self) -> None:
+        """Drops the oldest results beyond the budget of time or memory, as far as the ledger has them."""
         horizon = time.time() - _MEMORY_SECONDS
         budget = self._limits.result_cache_bytes
-        for request_id, promise in list(self._finished.items()):
-            old = (promise.finished_at or 0) < horizon
-            if not old and self._bytes <= budget:
-                break
+        while self._finished:
+            request_id, promise = next(iter(self._finished.items()))
+            if (promise.finished_at or 0) >= horizon and self._bytes <= budget:
+                return
             if not promise.saved and self._bytes <= 2 * budget:
-                continue
-            self._finished.pop(request_id)
+                return
+            del self._finished[request_id]
             self._promises.pop(request_id, None)
             self._bytes -= promise.size
 

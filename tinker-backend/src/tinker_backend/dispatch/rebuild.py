@@ -8,19 +8,17 @@ import time
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..checkpoints.folders import link_tree, remove_tree
 from ..ledger import tables
-from ..runtime import messages
 from ..runtime.roles import RuntimeFault
 from .execution import pinned
 from .link import RuntimeLink
-from .promises import promise_from_row
 from .run import REPLAYED, Operation, Run
+from .run_records import operation_from_row
 from .services import Services
 
 log = logging.getLogger(__name__)
@@ -160,10 +158,3 @@ async def _note(services: Services, run: Run, seq_id: int, folder: Path) -> None
                 remove_tree(other)
 
     await asyncio.to_thread(clean)
-
-
-def operation_from_row(row: Any) -> Operation:
-    """The operation of a row of ``operations``."""
-    params = {} if row.payload is None else messages.unpack(row.payload)
-    size = 0 if row.payload is None else len(row.payload)
-    return Operation(row.seq_id, row.kind, params, promise_from_row(row), row.input_tokens, size)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from itertools import takewhile
 from typing import Any
 
@@ -16,14 +14,15 @@ import sqlalchemy as sa
 from ..errors import BadRequest, Busy, Expired, Forbidden, LedgerError, NotFound, OperationFailure, RuntimeGone
 from ..ledger import tables
 from ..runtime import messages
-from ..runtime.roles import LoraSpec, RunSpec, RuntimeFault
+from ..runtime.roles import RuntimeFault
 from ..server.principal import Principal
 from .blame import blame, is_suspect
 from .execution import Outcome, execute
 from .link import RuntimeLink
-from .promises import Promise, from_json, operation_row, to_json
-from .rebuild import adopt_snapshot, operation_from_row, rebuild, save_versions, snapshot_due, take_snapshot
+from .promises import Promise, operation_row
+from .rebuild import adopt_snapshot, rebuild, save_versions, snapshot_due, take_snapshot
 from .run import Operation, Run
+from .run_records import run_insertion, stored_run
 from .services import Services
 
 log = logging.getLogger(__name__)
@@ -68,27 +67,12 @@ class TrainingDispatch:
             del self._loading[run_id]
 
     async def _read(self, run_id: str) -> Run | None:
-        ops = tables.operations.c
-
-        def select(connection: sa.engine.Connection) -> tuple[Any, list[Any], list[Any]]:
-            row = connection.execute(sa.select(tables.runs).where(tables.runs.c.run_id == run_id)).one_or_none()
-            states = sa.select(ops.seq_id, ops.state).where(ops.target == run_id).order_by(ops.seq_id)
-            pending = sa.select(tables.operations).where(ops.target == run_id, ops.state == "pending")
-            return row, list(connection.execute(states)), list(connection.execute(pending.order_by(ops.seq_id)))
-
-        row, states, pending = await self._services.ledger.run(select)
-        if row is None:
+        stored = await stored_run(self._services.ledger, run_id)
+        if stored is None:
             return None
+        run, unfinished = stored
         await self._services.samplers.load_run(run_id)
-        run = run_from_row(row)
-        finished = [seq for seq, state in states if state in ("done", "failed")]
-        run.next_seq = max([run.snapshot_seq, *finished]) + 1
-        run.applied_seq = run.next_seq - 1
-        for seq, state in states:
-            if state == "refused":
-                run.refuse(seq)
-        for item in pending:
-            operation = operation_from_row(item)
+        for operation in unfinished:
             self.pending_bytes += operation.size
             self._services.promises.add(operation.promise)
             run.enqueue(operation)
@@ -113,19 +97,8 @@ class TrainingDispatch:
         if existing is not None:
             return await self.submit(existing, 0, kind, params)
         self._runs[run.run_id] = run
-        statement = sa.insert(tables.runs).values(
-            run_id=run.run_id,
-            session_id=run.session_id,
-            owner=run.owner,
-            requested_model=run.requested_model,
-            spec=json.dumps(asdict(run.spec)),
-            user_metadata=to_json(run.user_metadata),
-            created_at=run.created_at,
-            last_request_at=run.created_at,
-            snapshot_seq=-1,
-        )
         try:
-            return await self.submit(run, 0, kind, params, record=lambda connection: connection.execute(statement))
+            return await self.submit(run, 0, kind, params, record=run_insertion(run))
         except BaseException:
             self._runs.pop(run.run_id, None)
             raise
@@ -420,21 +393,3 @@ class TrainingDispatch:
                     timer.cancel()
             if run.worker is not None:
                 run.worker.cancel()
-
-
-def run_from_row(row: Any) -> Run:
-    """The run of a row of ``runs``."""
-    spec = json.loads(row.spec)
-    return Run(
-        run_id=row.run_id,
-        session_id=row.session_id,
-        owner=row.owner,
-        requested_model=row.requested_model,
-        spec=RunSpec(spec["run_id"], spec["base_model"], LoraSpec(**spec["lora"]), spec["optimizer"]),
-        user_metadata=from_json(row.user_metadata),
-        created_at=row.created_at,
-        last_request_at=row.last_request_at,
-        snapshot_seq=row.snapshot_seq,
-        snapshot_folder=row.snapshot_folder,
-        failed=row.failed,
-    )

@@ -31,14 +31,15 @@ from .routes import (
 
 log = logging.getLogger(__name__)
 
+# Routes are matched in order: the busiest come first.
 _ROUTERS = (
+    futures,
+    sampling,
+    training,
     service,
     sessions,
     models,
-    training,
     weights,
-    sampling,
-    futures,
     training_runs,
     checkpoints,
     usage,

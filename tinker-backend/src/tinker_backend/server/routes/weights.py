@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from typing import Any
 
-import sqlalchemy as sa
 from fastapi import APIRouter
 
 from ...checkpoints.paths import TinkerPath
 from ...dispatch.admission import check_name, check_ttl
 from ...dispatch.promises import Promise
 from ...dispatch.run import Run
+from ...dispatch.run_records import run_insertion
 from ...dispatch.samplers import SamplerRecord
 from ...errors import ApiError, BadRequest
-from ...ledger import tables
+from ...runtime.roles import LoraSpec, RunSpec
 from ...wire.requests import (
     CopyWeightsBody,
     CreateSessionBody,
@@ -157,17 +156,9 @@ async def copy_weights(body: CopyWeightsBody, caller: Caller, backend: Server) -
     run_id = f"{session.session_id}:train:0"
     copy = await backend.store.copy(source, run_id, caller.owner, ttl)
     now = time.time()
-    statement = sa.insert(tables.runs).values(
-        run_id=run_id,
-        session_id=session.session_id,
-        owner=caller.owner,
-        requested_model=source.requested_model,
-        spec=json.dumps({**source.spec, "run_id": run_id}),
-        user_metadata=json.dumps({"copied_from": str(source.path)}),
-        created_at=now,
-        last_request_at=now,
-        snapshot_seq=-1,
-        failed="it only holds copied weights; make a training client from them instead",
-    )
-    await backend.ledger.run(lambda connection: connection.execute(statement))
+    spec = RunSpec(run_id, source.spec["base_model"], LoraSpec(**source.spec["lora"]), source.spec["optimizer"])
+    metadata = {"copied_from": str(source.path)}
+    holder = Run(run_id, session.session_id, caller.owner, source.requested_model, spec, metadata, now, now)
+    holder.failed = "it only holds copied weights; make a training client from them instead"
+    await backend.ledger.run(run_insertion(holder))
     return {"tinker_path": str(copy.path)}

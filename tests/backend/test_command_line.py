@@ -1,0 +1,100 @@
+"""``tinker-backend``: what it prints, how it ends, what it says about bad configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tinker_backend", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_server_and_runtime_in_order(make_backend: Any, new_wire: Any, number: int, code: int) -> None:
+    backend = make_backend()
+    wire = new_wire(backend.url)
+    model = wire.model()
+    promise = wire.forward_backward(model, 1)
+    wire.result(promise)
+    pid = backend.runtime_pid()
+    started = time.monotonic()
+    backend.process.send_signal(number)
+    assert backend.process.wait(20) == code
+    assert time.monotonic() - started < 15
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    backend.start()
+    assert "metrics" in wire.result(promise)
+
+
+def test_the_configuration_is_printed_without_secrets(tmp_path: Path) -> None:
+    (tmp_path / "engine.yaml").write_text("pretrain: x\n")
+    (tmp_path / "runtime.yaml").write_text("backend: {port: 0}\nledger: {url: 'nodriver://user:hunter2@host/db'}\n")
+    done = run("serve", "--config", str(tmp_path / "runtime.yaml"))
+    assert '"host": "127.0.0.1"' in done.stdout and "***@host" in done.stdout
+    assert "hunter2" not in done.stdout + done.stderr
+
+
+def test_status_and_checkpoints_show_a_running_server(make_backend: Any, new_wire: Any) -> None:
+    backend = make_backend()
+    wire = new_wire(backend.url)
+    saved = wire.result(wire.post("save_weights", model_id=wire.model(), seq_id=1, path="one"))
+    status = json.loads(run("status", "--base-url", backend.url).stdout)
+    assert status["runtime"]["state"] == "ready" and status["runtime"]["models"][0]["name"] == "fake-model"
+    assert saved["path"] in run("checkpoints", "--base-url", backend.url).stdout
+    listed = json.loads(run("checkpoints", "--base-url", backend.url, "--json").stdout)
+    assert listed[0]["tinker_path"] == saved["path"]
+    backend.stop()
+    failed = run("status", "--base-url", backend.url)
+    assert failed.returncode == 1 and "is the server running?" in failed.stderr
+
+
+def test_doctor_names_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "engine.yaml").write_text("pretrain: x\n")
+    good = tmp_path / "runtime.yaml"
+    good.write_text("backend: {port: 0}\n")
+    assert "ok" in run("doctor", "--config", str(good)).stdout
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("backend: {port: 0, host: 0.0.0.0}\n")
+    done = run("doctor", "--config", str(bad))
+    assert done.returncode == 1 and "keys create" in done.stdout
+
+
+def test_a_port_in_use_is_named(make_backend: Any) -> None:
+    backend = make_backend()
+    done = run("serve", "--config", str(backend.folder / "runtime.yaml"), "--port", str(backend.port))
+    assert done.returncode == 1 and f"127.0.0.1:{backend.port}" in done.stderr and "in use" in done.stderr
+
+
+def test_a_mistake_in_a_configuration_file_is_named_with_its_fix(tmp_path: Path) -> None:
+    (tmp_path / "engine.yaml").write_text("pretrain: x\nactor_trian: {}\n")
+    (tmp_path / "runtime.yaml").write_text("backend: {port: 0}\n")
+    done = run("serve", "--config", str(tmp_path / "runtime.yaml"))
+    assert done.returncode == 1
+    assert "engine.yaml" in done.stderr and "did you mean 'actor_train'" in done.stderr
+
+
+def test_metrics_and_console_are_served(wire: Any, shared_backend: Any) -> None:
+    import httpx
+
+    wire.result(wire.forward_backward(wire.model(), 1))
+    text = httpx.get(f"{shared_backend.url}/metrics").text
+    assert 'tinker_operations_total{kind="forward_backward",outcome="ok"}' in text and "tinker_runtime_up 1.0" in text
+    assert "<title>tinker-backend</title>" in httpx.get(f"{shared_backend.url}/console").text
+    overview = wire.http.get("overview").json()
+    assert overview["runs"] and overview["status"]["runtime"]["state"] == "ready"

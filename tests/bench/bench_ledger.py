@@ -1,0 +1,74 @@
+"""Throughput with the ledger on disk against the ledger in memory.
+
+    python tests/bench/bench_ledger.py [ROUNDS]
+
+Runs both servers side by side over the embedded engine's stand-in of the tests, alternates between them so that the
+load of the machine hits both alike, and prints training steps and samples per second and their ratio.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+DELAY = 0.02
+"""Seconds that the stand-in computes per call: about what one step of a small model takes."""
+
+
+def fixtures() -> Any:
+    """The server process and HTTP client of the backend tests."""
+    path = Path(__file__).parents[1] / "backend" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("bench_fixtures", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def steps(wire: Any, run: str, first: int, count: int, tokens: list[int]) -> float:
+    """Seconds of ``count`` pipelined training steps."""
+    started = time.perf_counter()
+    promise: Any = None
+    for step in range(count):
+        wire.forward_backward(run, first + 2 * step, tokens=tokens)
+        promise = wire.optim_step(run, first + 2 * step + 1)
+    wire.result(promise)
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 40
+    module = fixtures()
+    tokens = [1 + i % 500 for i in range(400)]
+    count = 10
+    with tempfile.TemporaryDirectory() as folder:
+        servers = {
+            name: module.BackendProcess(Path(folder) / name, {"delay_seconds": DELAY}, {"ledger": {"url": url}})
+            for name, url in (("disk", None), ("memory", "memory"))
+        }
+        try:
+            wires = {name: module.Wire(server.url) for name, server in servers.items()}
+            runs = {name: wire.model() for name, wire in wires.items()}
+            times: dict[str, list[float]] = {name: [] for name in servers}
+            for number in range(rounds + 1):
+                for name in sorted(servers, reverse=bool(number % 2)):
+                    seconds = steps(wires[name], runs[name], 1 + number * 2 * count, count, tokens)
+                    if number:  # the first round warms up
+                        times[name].append(seconds)
+            rates = {name: count / statistics.median(values) for name, values in times.items()}
+            for name, rate in rates.items():
+                print(f"ledger {name:6}  {rate:7.1f} steps/s  (median of {rounds} rounds of {count} steps)")
+            print(f"disk / memory  {rates['disk'] / rates['memory']:.3f}")
+        finally:
+            for server in servers.values():
+                server.stop()
+
+
+if __name__ == "__main__":
+    main()
