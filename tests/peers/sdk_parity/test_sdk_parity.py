@@ -100,3 +100,13 @@ def test_chunks_are_sent_alike(official: str, ours: str, walk: Any, parallel: bo
             assert [seq_ids[n * chunks + chunks - 1] for n in range(3)] == [1 + n * (chunks + 1) for n in range(3)]
     else:
         assert order[0] == order[1]
+
+
+def test_our_sdk_gets_the_same_outcomes_from_our_server(
+    official: str, ours: str, run_walk: Any, peer_server: Any
+) -> None:
+    outcomes = [
+        run_walk(python, "walk_full.py", peer_server().url, "fake-model")["outcomes"] for python in (official, ours)
+    ]
+    theirs, mine = ({name: text.partition(":")[0] for name, text in found.items()} for found in outcomes)
+    assert mine == theirs
