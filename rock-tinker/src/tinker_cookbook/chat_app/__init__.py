@@ -1,0 +1,1 @@
+"""Chat in a terminal."""
