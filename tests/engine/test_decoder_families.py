@@ -33,7 +33,7 @@ def packed_logits(base: BaseModel, sequences: list[torch.Tensor]) -> torch.Tenso
             lambda _, q, k, v: packed_attention(q, k, v, layout, base.decoder.scale),
             Adapters([AdapterSegment(0, layout.tokens, None)]),
         )
-        return F.linear(hidden, base.decoder.head_weight(base.weights), base.weights.get("head.bias"))
+        return F.linear(hidden, base.decoder.head(base.weights, []).weight, base.weights.get("head.bias"))
 
 
 def random_sequences(lengths: list[int]) -> list[torch.Tensor]:

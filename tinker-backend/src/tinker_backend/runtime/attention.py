@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from tinker_backend.runtime.causal_attention import causal_attention
 
 _WASTE = 1.25
 """A group of sequences may be padded to at most this multiple of its tokens."""
@@ -114,13 +115,3 @@ def _take(x_THd: Tensor, group: _Group) -> Tensor:
     rows = group.count * group.length
     taken = x_THd[group.start : group.start + rows] if group.gather is None else x_THd.index_select(0, group.gather)
     return taken.view(group.count, group.length, *x_THd.shape[1:])
-
-
-def causal_attention(q_nLHd: Tensor, k_nLKd: Tensor, v_nLKd: Tensor, scale: float) -> Tensor:
-    """Causal attention of n sequences of equal length, with grouped keys and values; returns (n, L, H, d)."""
-    repeat = q_nLHd.shape[2] // k_nLKd.shape[2]
-    k, v = k_nLKd.transpose(1, 2), v_nLKd.transpose(1, 2)
-    if repeat > 1:
-        k, v = k.repeat_interleave(repeat, dim=1), v.repeat_interleave(repeat, dim=1)
-    out = F.scaled_dot_product_attention(q_nLHd.transpose(1, 2), k, v, is_causal=True, scale=scale)
-    return out.transpose(1, 2)

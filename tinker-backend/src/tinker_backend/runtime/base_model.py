@@ -62,7 +62,7 @@ class BaseModel:
             aliases=list(self.aliases),
             eos_token_ids=list(self.eos_token_ids),
             max_lora_rank=self.max_lora_rank,
-            parameters=sum(weight.numel() for weight in self.weights.values()),
+            parameters=sum(torch.Size(shape).numel() for shape, _ in self.architecture.plan().values()),
         )
 
 
@@ -78,8 +78,8 @@ def load_base_model(
     """Reads a model folder. Raises UnsupportedModel."""
     architecture = read_architecture(folder)
     context = min(sequence_length, architecture.max_positions)
-    weights = read_weights(folder, architecture, dtype, device)
     decoder = Decoder(architecture, device, context)
+    weights = decoder.with_head(read_weights(folder, architecture, dtype, device))
     return BaseModel(
         name, tuple(aliases), folder, architecture, weights, decoder, dtype, device, context, max_lora_rank
     )

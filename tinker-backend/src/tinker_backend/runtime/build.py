@@ -14,7 +14,7 @@ from tinker_backend.config import EngineConfig
 from tinker_backend.models.location import resolve_model
 from tinker_backend.runtime.base_model import BaseModel, load_base_model
 from tinker_backend.runtime.engine import Engine
-from tinker_backend.runtime.hardware import chosen_threads, pick_device, pick_dtype
+from tinker_backend.runtime.hardware import chosen_threads, pick_device, pick_dtype, use_fast_float32
 from tinker_backend.runtime.roles import RuntimeFault
 from tinker_backend.runtime.torch_sampler import TorchSampler
 from tinker_backend.runtime.torch_trainer import TorchTrainer
@@ -64,6 +64,7 @@ def build_engine(config: EngineConfig) -> Built:
     _known("actor_infer", infer.strategy_config, {"kv_cache_tokens", "max_batch_size", "prefill_tokens_per_step"})
     threads = config.threads or chosen_threads()
     torch.set_num_threads(threads)
+    log.info("%d threads, float32 products in oneDNN: %s", threads, use_fast_float32())
     device = pick_device(config.device)
     dtype = pick_dtype(config.actor_train.model_args.dtype or train.strategy_config.get("dtype", "auto"), device)
     checkpointing = config.actor_train.model_args.gradient_checkpointing

@@ -15,11 +15,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from tinker_backend.runtime.architecture import Architecture
+from tinker_backend.runtime.head import Head
 from tinker_backend.runtime.kernels import activation, gated_activation, layer_norm, rms_norm
 from tinker_backend.runtime.lora import AdapterSegment, lora_linear
 from tinker_backend.runtime.rotary import rotary_tables, rotate
 
 Weights = Mapping[str, Tensor]
+PRECISE_HEAD = "head.float32"
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q (T, H, d), k (T, K, d), v (T, K, d)) -> (T, H * d)"""
 
@@ -81,9 +83,21 @@ class Decoder:
                 x = self._block(weights, x, layer, rotation, attend, adapters)
         return self._norm(weights, x, "final_norm")
 
-    def head_weight(self, weights: Weights) -> Tensor:
-        """Output embedding (V, hidden)."""
-        return weights["embed"] if self.architecture.tied else weights["head.weight"]
+    def head(self, weights: Weights, segments: list[AdapterSegment]) -> Head:
+        """The output projection, in float32 where ``with_head`` made one."""
+        narrow = weights["embed"] if self.architecture.tied else weights["head.weight"]
+        key = (self.architecture.layers, "head")
+        return Head(weights.get(PRECISE_HEAD, narrow), narrow, weights.get("head.bias"), segments, key)
+
+    def with_head(self, weights: Weights) -> Weights:
+        """The weights, on a CPU with a float32 copy of a narrower output embedding.
+
+        Logits that are rounded to bfloat16 are wrong by up to 0.06, and differently in trainer and sampler.
+        """
+        head = weights["embed"] if self.architecture.tied else weights["head.weight"]
+        if head.device.type != "cpu" or head.dtype == torch.float32:
+            return weights
+        return {**weights, PRECISE_HEAD: head.detach().float()}
 
     def _norm(self, weights: Weights, x: Tensor, name: str) -> Tensor:
         a = self.architecture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -57,6 +58,28 @@ def _quota_at(folder: Path, names: list[str]) -> float | None:
     if len(fields) < 2 or fields[0] == "max" or int(fields[0]) <= 0:
         return None
     return int(fields[0]) / int(fields[1])
+
+
+def use_fast_float32() -> bool:
+    """Lets float32 products run in oneDNN where that is exact float32; returns whether it does.
+
+    torch gives float32 products to MKL, which is slow on some CPUs, unless lower precision is allowed inside. oneDNN only
+    makes use of the permission where the CPU has matrix units for it; elsewhere it computes in float32, often twice as
+    fast. Whether that is so here is measured, not assumed.
+    """
+    if torch.cpu._is_amx_tile_supported():
+        return False
+    products: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    products.fp32_precision = "bf16"
+    generator = torch.Generator().manual_seed(0)
+    exact = True
+    for rows in (1, 24, 256):
+        left, right = torch.randn(rows, 192, generator=generator), torch.randn(192, 320, generator=generator)
+        wide = left.double() @ right.double()
+        exact = exact and bool(((left @ right) - wide).abs().max() < 1e-5 * wide.abs().max())
+    if not exact:
+        products.fp32_precision = "ieee"
+    return exact
 
 
 def pick_device(name: str) -> torch.device:

@@ -23,14 +23,17 @@ _SPARSE = 0.9
 
 @dataclass(frozen=True)
 class Head:
-    """Output projection of one pack: weight (V, D), and the adapters of its rows."""
+    """Output projection of one pack, and the adapters of its rows.
+
+    ``weight`` (V, D) makes the logits, in its own dtype; ``narrow`` is the same in the dtype of the hidden states and
+    carries gradients back, where rounding the (large) products is harmless.
+    """
 
     weight: Tensor
+    narrow: Tensor
     bias: Tensor | None
     segments: list[AdapterSegment]
     key: Key
-    trained: bool = False
-    """The weight itself receives a gradient (all weights are trained)."""
 
     @property
     def chunk_rows(self) -> int:
@@ -39,7 +42,8 @@ class Head:
 
     def logits(self, hidden: Tensor, segments: list[AdapterSegment]) -> tuple[Tensor, list[Tensor | None]]:
         """float32 logits (n, V) and hidden A^T per segment."""
-        out = F.linear(hidden, self.weight, self.bias)
+        hidden = hidden.to(self.weight.dtype)
+        out = F.linear(hidden, self.weight, None if self.bias is None else self.bias.to(self.weight.dtype))
         kept: list[Tensor | None] = []
         for segment in segments:
             packed = segment.adapter.packed(self.key) if segment.adapter is not None else None
@@ -69,11 +73,10 @@ LossGradient = Callable[[int, int, Tensor], Tensor]
 @torch.no_grad()
 def score(head: Head, hidden_TD: Tensor, targets_TK: Tensor) -> Tensor:
     """float32 logprobs (T, K) of the targets."""
-    parts = [
-        _log_softmax_at(head.logits(h, segments)[0], targets)[0]
-        for h, targets, segments in _chunks(head, hidden_TD, targets_TK)
-    ]
-    return torch.cat(parts) if parts else targets_TK.new_zeros(targets_TK.shape, dtype=torch.float32)
+    parts = []
+    for hidden, targets, segments in _chunks(head, hidden_TD, targets_TK):
+        parts.append(_exponentiate(head.logits(hidden, segments)[0], targets)[0])
+    return torch.cat(parts)
 
 
 @torch.no_grad()
@@ -90,7 +93,7 @@ def score_and_differentiate(
     for hidden, targets, segments in _chunks(head, hidden_TD, targets_TK):
         rows = hidden.shape[0]
         logits, kept = head.logits(hidden, segments)
-        chosen, normalizer = _log_softmax_at(logits, targets)
+        chosen, mass = _exponentiate(logits, targets)
         logprobs.append(chosen)
         grad = gradient(at, at + rows, chosen)
         _backward(
@@ -101,7 +104,7 @@ def score_and_differentiate(
             segments,
             logits,
             kept,
-            normalizer,
+            mass,
             grad,
             weight_grad,
             bias_grad,
@@ -132,9 +135,12 @@ def _chunks(head: Head, hidden: Tensor, targets: Tensor) -> Iterator[tuple[Tenso
         yield hidden[start:stop], targets[start:stop], clip_segments(head.segments, start, stop)
 
 
-def _log_softmax_at(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    normalizer = torch.logsumexp(logits, dim=-1, keepdim=True)
-    return logits.gather(1, targets) - normalizer, normalizer
+def _exponentiate(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Turns logits into exp(logits - max) in place; returns logprobs of the targets and the row sums (n, 1)."""
+    chosen = logits.gather(1, targets)
+    peak = logits.amax(-1, keepdim=True)
+    mass = logits.sub_(peak).exp_().sum(-1, keepdim=True)
+    return chosen - (mass.log() + peak), mass
 
 
 def _backward(
@@ -143,9 +149,9 @@ def _backward(
     hidden: Tensor,
     targets: Tensor,
     segments: list[AdapterSegment],
-    logits: Tensor,
+    exponentials: Tensor,
     kept: list[Tensor | None],
-    normalizer: Tensor,
+    mass: Tensor,
     grad: Tensor,
     weight_grad: Tensor | None,
     bias_grad: Tensor | None,
@@ -157,19 +163,22 @@ def _backward(
     rows = None
     if count < _SPARSE * touched.shape[0]:
         rows = touched.nonzero().squeeze(1)
-        hidden, targets, logits = hidden[rows], targets[rows], logits[rows]
-        normalizer, grad = normalizer[rows], grad[rows]
+        hidden, targets, exponentials = hidden[rows], targets[rows], exponentials[rows]
+        mass, grad = mass[rows], grad[rows]
         segments, kept = _select(segments, kept, rows)
     # d/d logits of sum_k g_k logprob_k = onehot(g) - softmax * sum_k g_k
-    logits.sub_(normalizer).exp_().mul_(grad.sum(-1, keepdim=True).neg_())
-    logits.scatter_add_(1, targets, grad)
-    slope = logits.to(hidden.dtype)
-    grad_rows = slope @ head.weight
-    low_rank_backward(hidden, slope, grad_rows, kept, segments, head.key)
+    slope_wide = exponentials.mul_(grad.sum(-1, keepdim=True).neg_().div_(mass))
+    slope_wide.scatter_add_(1, targets, grad)
+    slope = slope_wide.to(hidden.dtype)
+    grad_rows = slope @ head.narrow
+    if any(u is not None for u in kept):
+        wide = grad_rows.to(head.weight.dtype)
+        low_rank_backward(hidden.to(head.weight.dtype), slope_wide, wide, kept, segments, head.key)
+        grad_rows = wide.to(hidden.dtype)
     if weight_grad is not None:
         weight_grad.add_(slope.t() @ hidden)
     if bias_grad is not None:
-        bias_grad.add_(logits.sum(0))
+        bias_grad.add_(slope_wide.sum(0))
     if rows is None:
         grad_hidden.copy_(grad_rows)
     else:

@@ -135,9 +135,10 @@ class Adapter:
         layout = self.layout
         a = layout.a(self.flat, projection)
         if len(projection.modules) == 1:
-            return PackedProjection(
-                a.to(self.dtype), (layout.b(self.flat, projection, 0) * layout.scale).to(self.dtype)
-            )
+            # The head computes in float32 on a CPU, so its adapter does too.
+            head = projection.key[1] == "head" and self.flat.device.type == "cpu"
+            dtype = torch.float32 if head else self.dtype
+            return PackedProjection(a.to(dtype), (layout.b(self.flat, projection, 0) * layout.scale).to(dtype))
         b = self.flat.new_zeros(projection.out_features, a.shape[0])
         for index, module in enumerate(projection.modules):
             block = b[module.row : module.row + module.out, module.rank_at : module.rank_at + layout.rank]

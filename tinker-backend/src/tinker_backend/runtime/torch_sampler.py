@@ -76,7 +76,8 @@ class TorchSampler:
             return
         layout, values = read_values(base, LoraSpec(**read_manifest(path)["lora"]), path)
         if isinstance(layout, FullLayout):
-            self._add_own(version, base, {n: w.to(base.dtype) for n, w in layout.tensors(values).items()})
+            narrow = {n: w.to(base.dtype) for n, w in layout.tensors(values).items()}
+            self._add_own(version, base, base.decoder.with_head(narrow))
         else:
             adapter = Adapter(layout, values, base.dtype)
             self.versions[version] = SamplerVersion(version, base, self._base_sets[id(base)], adapter)
@@ -255,9 +256,7 @@ class TorchSampler:
             self._finish_if_done(prompt.job)
 
     def _head(self, weight_set: WeightSet, segments: list[AdapterSegment]) -> Head:
-        base, weights = weight_set.base, weight_set.weights
-        key = (base.architecture.layers, "head")
-        return Head(base.decoder.head_weight(weights), weights.get("head.bias"), segments, key)
+        return weight_set.base.decoder.head(weight_set.weights, segments)
 
     def _score_prompts(self, head: Head, hidden: Tensor, chunks: Seq[ReadChunk]) -> None:
         at = 0

@@ -237,8 +237,7 @@ class _MicroBatchPass:
         segments = self._segments()
         weights = self.base.weights
         hidden = self._hidden(weights, Adapters(segments))
-        key = (self.base.architecture.layers, "head")
-        head = Head(self.base.decoder.head_weight(weights), weights.get("head.bias"), segments, key)
+        head = self.base.decoder.head(weights, segments)
         grad = self._losses(head, hidden.detach(), None, None)
         if grad is not None:
             torch.autograd.backward(hidden, grad)
@@ -247,11 +246,10 @@ class _MicroBatchPass:
         layout = self.run.layout
         assert isinstance(layout, FullLayout)
         differentiates = self._differentiates
-        weights = {name: w.detach().requires_grad_(differentiates) for name, w in self.run.weights().items()}
+        given = self.run.weights()
+        weights = {name: given[name].detach().requires_grad_(differentiates) for name in layout.places}
         hidden = self._hidden(weights, Adapters([], trained=True))
-        head = Head(
-            self.base.decoder.head_weight(weights).detach(), _detached(weights.get("head.bias")), [], (0, "head")
-        )
+        head = self.base.decoder.head(given, [])
         if not differentiates:
             self._losses(head, hidden, None, None)
             return
@@ -353,7 +351,3 @@ class _MicroBatchPass:
                 tally.outputs.append({"logprobs": shaped})
                 tally.tokens += rows
                 row += rows
-
-
-def _detached(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach()

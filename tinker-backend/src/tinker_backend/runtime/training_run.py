@@ -73,7 +73,8 @@ class TrainingRun:
             return self.base.weights
         if self._weights is None:
             views = self.layout.tensors(self.values)
-            self._weights = {name: view.to(self.base.dtype) for name, view in views.items()}
+            narrow = {name: view.to(self.base.dtype) for name, view in views.items()}
+            self._weights = self.base.decoder.with_head(narrow)
         return self._weights
 
     def share(self) -> None:
