@@ -18,6 +18,7 @@ from tinker_backend.server.chat import anthropic_requests, openai_requests
 from tinker_backend.wire import requests, sampling, training
 
 FUZZ = settings.get_profile("fuzz")
+pytestmark = pytest.mark.timeout(300 + FUZZ.max_examples)
 
 BLOBS = st.one_of(
     st.binary(max_size=40),

@@ -24,6 +24,7 @@ from tinker_backend.conformance import Suite, Verdict, select, wire
 from tinker_backend.conformance.client import Run, Session
 
 FUZZ = settings.get_profile("fuzz")
+pytestmark = pytest.mark.timeout(300 + FUZZ.max_examples)
 DEADLINE = 20.0
 
 JUNK = st.one_of(
