@@ -10,16 +10,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from harbor.agents.base import BaseAgent
 from harbor.agents.installed.base import NonZeroAgentExitCodeError
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rock.harbor.profiles import PROFILES, load_profile
+
 DEFAULT_PYTHON = "/opt/harbor/bin/python"
 DEFAULT_BASE_URL = "http://127.0.0.1:28080/v1"
-PROFILES = ("text", "single", "tools")
 _FOLDER = "/installed-agent"
 _TRAJECTORY = "mini-swe-agent.trajectory.json"
 
@@ -175,8 +175,3 @@ class PreinstalledMiniSweAgent(BaseAgent):
             "agent": agent,
             "environment": environment,
         }
-
-
-def load_profile(name: str) -> dict[str, Any]:
-    """A profile (prompts, formats and default budgets) of this package."""
-    return yaml.safe_load((files("rock.harbor") / "profiles" / f"{name}.yaml").read_text())
