@@ -312,6 +312,28 @@ class CheckpointManager:
             self._rolling_path = None
         return paths
 
+    # For code without an event loop
+
+    def save_periodic(self, step: int, loop_state: Mapping[str, Any]) -> dict[str, str]:
+        """``save_periodic_async``."""
+        return asyncio.run(self.save_periodic_async(step, loop_state))
+
+    def maybe_save_rolling(self, step: int, loop_state: Mapping[str, Any]) -> dict[str, str] | None:
+        """``maybe_save_rolling_async``."""
+        return asyncio.run(self.maybe_save_rolling_async(step, loop_state))
+
+    def maybe_save(self, step: int, loop_state: Mapping[str, Any]) -> dict[str, str] | None:
+        """``maybe_save_async``."""
+        return asyncio.run(self.maybe_save_async(step, loop_state))
+
+    def save_final(self, loop_state: Mapping[str, Any]) -> dict[str, str]:
+        """``save_final_async``."""
+        return asyncio.run(self.save_final_async(loop_state))
+
+    def finalize(self, loop_state: Mapping[str, Any]) -> dict[str, str]:
+        """``finalize_async``."""
+        return asyncio.run(self.finalize_async(loop_state))
+
     async def _delete(self, path: str) -> None:
         try:
             await self.service_client.create_rest_client().delete_checkpoint_from_tinker_path(path)

@@ -78,7 +78,7 @@ class _MixtureBuilder(SupervisedDatasetBuilder):
 
 @chz.chz
 class Config:
-    """One run of off-policy distillation. ``batch_size`` is for recipes that build the datasets; the builders rule."""
+    """One run of off-policy distillation. The dataset builders know the batch size."""
 
     learning_rate: float
     dataset_configs: list[DatasetWithTeacher]

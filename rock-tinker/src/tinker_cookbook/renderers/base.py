@@ -16,13 +16,97 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import tinker
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import messages as message_module
-from tinker_cookbook.renderers.messages import Message, Role, ToolSpec, has_thinking
-from tinker_cookbook.renderers.parsing import ParseTermination
-from tinker_cookbook.renderers.streaming import MessageDelta, StreamingParser
+from tinker_cookbook.renderers.images import ImageProcessorProtocol, image_to_chunk
+from tinker_cookbook.renderers.messages import (
+    AudioPart,
+    Content,
+    ContentPart,
+    ImagePart,
+    Message,
+    Role,
+    StrictBase,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    ToolSpec,
+    UnparsedToolCall,
+    content_to_jsonable,
+    ensure_list,
+    ensure_text,
+    format_content_as_string,
+    get_text_content,
+    has_thinking,
+    message_to_jsonable,
+    remove_thinking,
+)
+from tinker_cookbook.renderers.parsing import (
+    ParseFailureKind,
+    ParseTermination,
+    classify_parse_failure,
+    detect_unterminated_tool_block,
+    parse_content_blocks,
+    parse_response_for_stop_token,
+    parse_think_blocks,
+)
+from tinker_cookbook.renderers.streaming import (
+    MessageDelta,
+    ReasoningStreamingParser,
+    StreamingMessageHeader,
+    StreamingParser,
+    StreamingTextDelta,
+    StreamingThinkingDelta,
+    Utf8TokenDecoder,
+)
 from tinker_cookbook.tokenizer_utils import Tokenizer, encode_without_special_tokens
 
 if TYPE_CHECKING:
     import torch
+
+# Everything that a renderer of one's own may need can be imported from here.
+__all__ = [
+    "AudioPart",
+    "Content",
+    "ContentPart",
+    "ImagePart",
+    "ImageProcessorProtocol",
+    "Message",
+    "MessageDelta",
+    "ParseFailureKind",
+    "ParseTermination",
+    "ReasoningStreamingParser",
+    "RenderContext",
+    "RenderedMessage",
+    "Renderer",
+    "Role",
+    "StreamingMessageHeader",
+    "StreamingParser",
+    "StreamingTextDelta",
+    "StreamingThinkingDelta",
+    "StrictBase",
+    "TextPart",
+    "ThinkingPart",
+    "ToolCall",
+    "ToolSpec",
+    "TrainOnWhat",
+    "UnparsedToolCall",
+    "Utf8TokenDecoder",
+    "classify_parse_failure",
+    "content_to_jsonable",
+    "detect_unterminated_tool_block",
+    "ensure_list",
+    "ensure_text",
+    "format_content_as_string",
+    "get_text_content",
+    "has_thinking",
+    "image_to_chunk",
+    "message_to_jsonable",
+    "parse_content_blocks",
+    "parse_response_for_stop_token",
+    "parse_think_blocks",
+    "remove_thinking",
+    "text_chunk",
+    "tokens_weights_from_strings_weights",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +167,19 @@ class _Weighted:
 def text_chunk(tokens: Iterable[int]) -> tinker.EncodedTextChunk:
     """Tokens as a chunk."""
     return tinker.EncodedTextChunk(tokens=list(tokens))
+
+
+def tokens_weights_from_strings_weights(
+    strings_weights: Sequence[tuple[str, float]], tokenizer: Tokenizer
+) -> tuple[list[int], list[float]]:
+    """Tokens of texts that are encoded one by one, and the weight of its text for each of them."""
+    tokens: list[int] = []
+    weights: list[float] = []
+    for text, weight in strings_weights:
+        new = list(tokenizer.encode(text, add_special_tokens=False))
+        tokens += new
+        weights += [weight] * len(new)
+    return tokens, weights
 
 
 class Renderer(abc.ABC):

@@ -86,3 +86,40 @@ def write_rollout_summaries_jsonl_from_groups(
     target.parent.mkdir(parents=True, exist_ok=True)
     rows = serialize_rollout_summaries_from_groups(split=split, iteration=iteration, groups_P=groups_P)
     target.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows), encoding="utf-8")
+
+
+def _wrap(
+    trajectory_groups_P: Sequence[TrajectoryGroup],
+    taglist_P: Sequence[Sequence[str]],
+    sampling_client_steps_P: Sequence[int | None] | None,
+) -> list[RolloutSummaryGroup]:
+    steps = sampling_client_steps_P or [None] * len(trajectory_groups_P)
+    rows = zip(trajectory_groups_P, taglist_P, steps, strict=True)
+    return [RolloutSummaryGroup(group, list(tags), step) for group, tags, step in rows]
+
+
+def serialize_rollout_summaries(
+    *,
+    split: str,
+    iteration: int,
+    trajectory_groups_P: Sequence[TrajectoryGroup],
+    taglist_P: Sequence[Sequence[str]],
+    sampling_client_steps_P: Sequence[int | None] | None = None,
+) -> list[dict[str, Any]]:
+    """One row per trajectory, from parallel lists."""
+    groups_P = _wrap(trajectory_groups_P, taglist_P, sampling_client_steps_P)
+    return serialize_rollout_summaries_from_groups(split=split, iteration=iteration, groups_P=groups_P)
+
+
+def write_rollout_summaries_jsonl(
+    path: str | Path,
+    *,
+    split: str,
+    iteration: int,
+    trajectory_groups_P: Sequence[TrajectoryGroup],
+    taglist_P: Sequence[Sequence[str]],
+    sampling_client_steps_P: Sequence[int | None] | None = None,
+) -> None:
+    """Write the summaries, from parallel lists."""
+    groups_P = _wrap(trajectory_groups_P, taglist_P, sampling_client_steps_P)
+    write_rollout_summaries_jsonl_from_groups(path, split=split, iteration=iteration, groups_P=groups_P)

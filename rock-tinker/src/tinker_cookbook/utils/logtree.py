@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import html
+import html as html_module
 import inspect
 import json
 import time
@@ -56,7 +56,7 @@ class Node:
 
     def to_html(self) -> str:
         """HTML of the subtree."""
-        attrs = "".join(f' {key}="{html.escape(str(value))}"' for key, value in self.attrs.items())
+        attrs = "".join(f' {key}="{html_module.escape(str(value))}"' for key, value in self.attrs.items())
         inner = "".join(child if isinstance(child, str) else child.to_html() for child in self.children)
         return f"<{self.tag}{attrs}>{inner}</{self.tag}>\n"
 
@@ -89,8 +89,8 @@ class Trace:
 
     def get_html(self) -> str:
         """The whole page."""
-        head = f"<meta charset='utf-8'><title>{html.escape(self.title)}</title><style>{_CSS}{''.join(self.css)}</style>"
-        return f"<!doctype html><html><head>{head}</head><body><h1>{html.escape(self.title)}</h1>{self.body_html()}</body></html>"
+        head = f"<meta charset='utf-8'><title>{html_module.escape(self.title)}</title><style>{_CSS}{''.join(self.css)}</style>"
+        return f"<!doctype html><html><head>{head}</head><body><h1>{html_module.escape(self.title)}</h1>{self.body_html()}</body></html>"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
@@ -136,6 +136,13 @@ def write_trace_json(trace: Trace, path: str | Path) -> None:
     Path(path).write_text(json.dumps(trace.to_dict(), ensure_ascii=False, default=str), encoding="utf-8")
 
 
+def write_html_with_default_style(body_html: str, path: str | Path, *, title: str = "Report", lang: str = "en") -> None:
+    """Write an HTML fragment as a page of its own."""
+    head = f"<meta charset='utf-8'><title>{html_module.escape(title)}</title><style>{_CSS}</style>"
+    page = f"<!doctype html><html lang='{lang}'><head>{head}</head><body>{body_html}</body></html>"
+    Path(path).write_text(page, encoding="utf-8")
+
+
 def flush_trace() -> None:
     """Write the open report as it stands."""
     here = _position.get()
@@ -162,7 +169,7 @@ def scope_header(title: str, **attrs: str) -> Iterator[None]:
     """A section with a heading; everything logged inside belongs to it."""
     here = _position.get()
     level = min(here.depth + 1, 6) if here else 2
-    node = Node("section", dict(attrs), [Node(f"h{level}", {}, [html.escape(title)])])
+    node = Node("section", dict(attrs), [Node(f"h{level}", {}, [html_module.escape(title)])])
     with _inside(node):
         yield
 
@@ -177,7 +184,7 @@ def scope_div(**attrs: str) -> Iterator[None]:
 @contextmanager
 def scope_details(summary: str) -> Iterator[None]:
     """A block that is folded at first."""
-    with _inside(Node("details", {}, [Node("summary", {}, [html.escape(summary)])])):
+    with _inside(Node("details", {}, [Node("summary", {}, [html_module.escape(summary)])])):
         yield
 
 
@@ -232,12 +239,12 @@ def _add(node: Node) -> None:
 
 def log_text(text: str, *, div_class: str = "text") -> None:
     """A paragraph."""
-    _add(Node("div", {"class": div_class}, [html.escape(text)]))
+    _add(Node("div", {"class": div_class}, [html_module.escape(text)]))
 
 
-def log_html(fragment: str, *, div_class: str | None = None) -> None:
+def log_html(html: str, *, div_class: str | None = None) -> None:
     """Raw HTML."""
-    _add(Node("div", {"class": div_class} if div_class else {}, [fragment]))
+    _add(Node("div", {"class": div_class} if div_class else {}, [html]))
 
 
 def log_formatter(formatter: Formatter) -> None:
@@ -250,21 +257,21 @@ def log_formatter(formatter: Formatter) -> None:
 
 def details(text: str, *, summary: str = "details", pre: bool = True) -> None:
     """Folded text."""
-    body = Node("pre" if pre else "div", {}, [html.escape(text)])
-    _add(Node("details", {}, [Node("summary", {}, [html.escape(summary)]), body]))
+    body = Node("pre" if pre else "div", {}, [html_module.escape(text)])
+    _add(Node("details", {}, [Node("summary", {}, [html_module.escape(summary)]), body]))
 
 
 def header(text: str, *, level: int = 3) -> None:
     """A heading without a section."""
-    _add(Node(f"h{level}", {}, [html.escape(text)]))
+    _add(Node(f"h{level}", {}, [html_module.escape(text)]))
 
 
 def table(obj: Sequence[Mapping[str, Any]], *, caption: str | None = None) -> None:
     """Rows of dicts as a table."""
     columns = list(dict.fromkeys(key for row in obj for key in row))
-    head = Node("tr", {}, [Node("th", {}, [html.escape(column)]) for column in columns])
+    head = Node("tr", {}, [Node("th", {}, [html_module.escape(column)]) for column in columns])
     body = [Node("tr", {}, [Node("td", {}, [_cell(row.get(column, ""))]) for column in columns]) for row in obj]
-    title: list[Node | str] = [Node("caption", {}, [html.escape(caption)])] if caption else []
+    title: list[Node | str] = [Node("caption", {}, [html_module.escape(caption)])] if caption else []
     _add(Node("table", {}, [*title, head, *body]))
 
 
@@ -294,4 +301,4 @@ def table_from_dict_of_lists(
 
 
 def _cell(value: Any) -> str:
-    return html.escape(f"{value:.4g}" if isinstance(value, float) else str(value))
+    return html_module.escape(f"{value:.4g}" if isinstance(value, float) else str(value))
