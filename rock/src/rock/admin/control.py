@@ -48,6 +48,9 @@ class ControlPlane:
         """Rebuilds the state from the database and from what the workers say."""
         self.records = await asyncio.to_thread(self.store.load)
         await self.reconcile()
+        for record in list(self.records.values()):
+            if record["state"] == PENDING:
+                await self._event(record, "lost", "the admin was restarted during the start")
         self._loops = [asyncio.create_task(self._tick()), asyncio.create_task(self._reconcile_often())]
 
     async def close(self) -> None:
@@ -100,7 +103,6 @@ class ControlPlane:
         }  # fmt: skip
         credentials = {"registry_username": request.registry_username, "registry_password": request.registry_password}
         self.records[sandbox_id] = record
-        await self._save(record)
         self._launch(record, credentials)
         return record
 
@@ -263,7 +265,7 @@ class ControlPlane:
                 BAD_REQUEST,
                 sandbox_id,
             )
-        await self._event(record, "restart")
+        apply_event(record, "restart")
         record["request"]["image"] = record["kept_image"]
         record["expire_at"] = time.time() + record["auto_clear_seconds"] + record["request"]["startup_timeout"]
         self._launch(record, {})
@@ -330,14 +332,11 @@ class ControlPlane:
             if listing is None:
                 if time.monotonic() - worker.last_seen > _LOST_AFTER_SECONDS:
                     for record in ours:
-                        if record["state"] == RUNNING:
+                        if record["state"] == RUNNING:  # a start that is under way fails by itself
                             await self._event(record, "lost", worker.failure)
                 continue
             for record in ours:
                 await self._compare(record, listing, worker, asked_at)
-        for record in list(self.records.values()):  # left behind by a killed admin
-            if record["state"] == PENDING and record["sandbox_id"] not in self._starts:
-                await self._event(record, "lost", "the admin was restarted during the start")
         horizon = time.time() - self.config.lifecycle.forget_deleted_after_seconds
         for sandbox_id in await asyncio.to_thread(self.store.forget, DELETED, horizon):
             self.records.pop(sandbox_id, None)

@@ -43,6 +43,8 @@ class AdminTransport:
             headers=dict(headers),
             timeout=httpx.Timeout(DEFAULT_TIMEOUT_SECONDS, connect=_CONNECT_SECONDS),
             transport=transport,
+            # Plain HTTP needs no certificates; loading them would cost more than a start of a sandbox.
+            verify=not self.base_url.startswith("http://"),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
         )
 
