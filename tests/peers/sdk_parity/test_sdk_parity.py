@@ -109,4 +109,6 @@ def test_our_sdk_gets_the_same_outcomes_from_our_server(
         run_walk(python, "walk_full.py", peer_server().url, "fake-model")["outcomes"] for python in (official, ours)
     ]
     theirs, mine = ({name: text.partition(":")[0] for name, text in found.items()} for found in outcomes)
-    assert mine == theirs
+    tried = {name for name, text in theirs.items() if text != "not tried"}  # what needs torch, where it has none
+    assert set(mine) == set(theirs) and len(tried) > 50
+    assert {name: mine[name] for name in tried} == {name: theirs[name] for name in tried}
