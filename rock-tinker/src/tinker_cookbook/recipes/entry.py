@@ -16,6 +16,7 @@ from tinker_cookbook.rl import config as rl_config
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.supervised import train as supervised_train
 from tinker_cookbook.supervised.types import SupervisedDatasetBuilder
+from tinker_cookbook.utils.config_fields import shared_values
 from tinker_cookbook.utils.session_naming import slugify
 
 
@@ -69,11 +70,6 @@ async def renderer_name(config: Any) -> str:
     )
 
 
-def _shared(config: Any, target: type) -> dict[str, Any]:
-    names = set(type(config).__chz_fields__) & set(target.__chz_fields__)  # type: ignore[attr-defined]
-    return {name: getattr(config, name) for name in names}
-
-
 def to_rl_config(
     config: Any, dataset_builder: RLDatasetBuilder, log_path: str, recipe: str, **changes: Any
 ) -> rl_config.Config:
@@ -81,7 +77,7 @@ def to_rl_config(
 
     ``kl_penalty_coef`` > 0 takes the base model as the reference; ``max_steps_off_policy`` switches to async.
     """
-    values = _shared(config, rl_config.Config)
+    values = shared_values(config, rl_config.Config)
     values.update(dataset_builder=dataset_builder, log_path=log_path, recipe_name=recipe, **changes)
     values["wandb_name"] = values.get("wandb_name") or Path(log_path).name
     if values.get("kl_penalty_coef", 0) > 0 and values.get("kl_reference_config") is None:
@@ -104,7 +100,7 @@ def to_supervised_config(
     config: Any, dataset_builder: SupervisedDatasetBuilder, log_path: str, recipe: str, **changes: Any
 ) -> supervised_train.Config:
     """Supervised configuration with every field that the recipe's configuration has, too."""
-    values = _shared(config, supervised_train.Config)
+    values = shared_values(config, supervised_train.Config)
     values.update(dataset_builder=dataset_builder, log_path=log_path, recipe_name=recipe, **changes)
     values["wandb_name"] = values.get("wandb_name") or Path(log_path).name
     return supervised_train.Config(**values)

@@ -10,6 +10,7 @@ from tinker_cookbook.cli_utils import LogdirBehavior
 from tinker_cookbook.distillation import train_on_policy
 from tinker_cookbook.distillation.datasets import DistillationDatasetConfig, PromptOnlyDatasetBuilder, TeacherConfig
 from tinker_cookbook.recipes import entry
+from tinker_cookbook.utils.config_fields import shared_values
 
 
 @chz.chz
@@ -54,8 +55,7 @@ def to_config(
     cli: Any, log_path: str, recipe: str, datasets: list[DistillationDatasetConfig], renderer_name: str
 ) -> Any:
     """Configuration of the run with every field that the recipe has, too."""
-    shared = set(type(cli).__chz_fields__) & set(train_on_policy.Config.__chz_fields__)
-    values = {field: getattr(cli, field) for field in shared}
+    values = shared_values(cli, train_on_policy.Config)
     values.update(log_path=log_path, recipe_name=recipe, dataset_configs=datasets, renderer_name=renderer_name)
     return train_on_policy.Config(**values)
 

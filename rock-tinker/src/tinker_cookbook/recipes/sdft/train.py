@@ -9,6 +9,7 @@ from tinker_cookbook.cli_utils import LogdirBehavior
 from tinker_cookbook.distillation import sdft
 from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.sdft.datasets import PairProvider, load_pairs
+from tinker_cookbook.utils.config_fields import shared_values
 
 
 @chz.chz
@@ -49,8 +50,7 @@ async def cli_main(cli: CLIConfig) -> None:
     log_path = entry.run_folder(cli, f"sdft-{cli.dataset.split('/')[-1]}", f"top{cli.topk}", cli.learning_rate)
     renderer = renderers.get_renderer(name, tokenizer_utils.get_tokenizer(cli.model_name), model_name=cli.model_name)
     pairs = load_pairs(cli.dataset, cli.sciknoweval_domain, cli.toolalpaca_data_path)
-    shared = set(CLIConfig.__chz_fields__) & set(sdft.Config.__chz_fields__)
-    values = {field: getattr(cli, field) for field in shared}
+    values = shared_values(cli, sdft.Config)
     values.update(log_path=log_path, renderer_name=name, recipe_name="sdft")
     await sdft.main(sdft.Config(**values), PairProvider(pairs, cli.groups_per_batch, cli.group_size, renderer))
 

@@ -10,6 +10,7 @@ from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromCompari
 from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.preference.hub_comparisons import comparison_builder
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
+from tinker_cookbook.utils.config_fields import shared_values
 from tinker_cookbook.utils.lr_scheduling import LRSchedule
 
 
@@ -53,8 +54,7 @@ async def cli_main(cli: CLIConfig) -> None:
         batch_size=cli.batch_size,
     )
     builder = DPODatasetBuilderFromComparisons(common_config=common, comparison_builder=comparison_builder(cli.dataset))
-    shared = set(CLIConfig.__chz_fields__) & set(train_dpo.Config.__chz_fields__)
-    values = {field: getattr(cli, field) for field in shared}
+    values = shared_values(cli, train_dpo.Config)
     values.update(log_path=log_path, renderer_name=name, recipe_name="dpo", dataset_builder=builder)
     await train_dpo.amain(train_dpo.Config(**values))
 
