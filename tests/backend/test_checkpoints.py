@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import httpx
+import pytest
 
 
 def saved(wire: Any, route: str = "save_weights", seq_id: int = 1, run: str | None = None, **fields: Any) -> str:
@@ -230,3 +231,27 @@ def test_a_finished_session_ends_its_heartbeat(wire: Any) -> None:
     wire.post("session_heartbeat", 410, session_id=session)
     status = wire.post("sessions/search", session_id=session)["sessions"][0]["status"]
     assert status == {"type": "client_finished", "reason": {"type": "success"}, "detail": None}
+
+
+@pytest.mark.slow
+def test_what_is_kept_to_go_on_with_a_run_goes_with_its_session_and_checkpoints_stay(
+    make_backend: Any, new_wire: Any
+) -> None:
+    limits = {"result_keep_seconds": 1, "run_idle_seconds": 1}
+    backend = make_backend(limits=limits)
+    wire = new_wire(backend.url)
+    run = wire.model()
+    wire.forward_backward(run, 1)
+    wire.optim_step(run, 2)
+    wire.result(wire.post("save_weights_for_sampler", model_id=run, seq_id=3, sampling_session_seq_id=0))
+    path = saved(wire, run=run, seq_id=4)
+    kept = backend.folder / "checkpoints"
+    assert list(kept.glob(".runs/*")) and list(kept.glob(".samplers/*"))
+    deadline = time.monotonic() + 110
+    while list(kept.glob(".runs/[!.]*")) or list(kept.glob(".samplers/[!.]*")):
+        assert time.monotonic() < deadline
+        time.sleep(1)
+    assert wire.post("weights_info", tinker_path=path)["lora_rank"] == 8
+    promise = wire.post("load_weights", session_id=wire.session(), model_seq_id=0, path=path, optimizer=True)
+    assert "model_id" in wire.result(promise)
+    assert "session ended" in wire.http.post("optim_step", json={"model_id": run, "seq_id": 5}).json()["detail"]

@@ -45,7 +45,12 @@ class SamplerRecord:
     seq_id: int | None = None
     clones: int = 0
     created_at: float = field(default_factory=time.time)
-    next_local_seq: int = 2**62
+    last_local_seq: int = 2**62
+
+    def local_seq(self) -> int:
+        """A seq_id for a client that does not number its requests: above all others, and new after a restart too."""
+        self.last_local_seq = max(self.last_local_seq + 1, 2**62 + int(time.time() * 1e6))
+        return self.last_local_seq
 
 
 @dataclass(eq=False)
@@ -168,7 +173,17 @@ class SamplerBook:
             clones=0,
             created_at=record.created_at,
         )
-        return lambda connection: connection.execute(statement)
+
+        def write(connection: sa.engine.Connection) -> None:
+            known = sa.select(_T.c.sampler_id).where(_T.c.sampler_id == record.sampler_id)
+            if connection.scalar(known) is None:
+                connection.execute(statement)
+
+        return write
+
+    def forget(self, record: SamplerRecord) -> None:
+        """Takes back a sampler that could not be recorded."""
+        self._records.pop(record.sampler_id, None)
 
     def keep(self, record: SamplerRecord, folder: Path | None) -> None:
         """Makes a sampler known until the server stops, without a record in the ledger."""
@@ -269,3 +284,15 @@ class SamplerBook:
             shared = any(v.folder == folder and not v.gone for v in self._versions.values())
             if folder is not None and not shared:
                 await asyncio.to_thread(remove_tree, folder)
+
+    async def remove_unnamed(self, run_id: str) -> None:
+        """Removes the unnamed weights of a run from disk and memory."""
+        query = sa.select(_T.c.sampler_id, _T.c.version, _T.c.folder).where(
+            _T.c.run_id == run_id, _T.c.kind.in_(("snapshot", "inflight"))
+        )
+        for row in await self._ledger.run(lambda connection: list(connection.execute(query))):
+            self._records.pop(row.sampler_id, None)
+            self._versions.pop(row.version, None)
+            if row.folder is not None:
+                await asyncio.to_thread(remove_tree, Path(row.folder))
+        self._inflight.pop(run_id, None)

@@ -106,8 +106,7 @@ class SamplingDispatch:
     def place(self, record: SamplerRecord, seq_id: int | None) -> tuple[int, str]:
         """The seq_id (a fresh one when the client does not number) and the request_id of a sample."""
         if seq_id is None:
-            seq_id = record.next_local_seq
-            record.next_local_seq += 1
+            seq_id = record.local_seq()
         return seq_id, f"{record.sampler_id}:{seq_id}"
 
     async def earlier(self, request_id: str, principal: Principal) -> Promise | None:

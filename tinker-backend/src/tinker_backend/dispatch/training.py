@@ -371,6 +371,14 @@ class TrainingDispatch:
         run.resident_in = None
         await self._services.batcher.other(link, "drop_run", run_id=run.run_id)
 
+    def forget(self, run: Run) -> None:
+        """Takes a run that was released from the server's memory; the ledger has it."""
+        busy = run.ready or run.held or run.accepting or (run.worker is not None and not run.worker.done())
+        if run.resident_in is None and not busy:
+            if run.idle_timer is not None:
+                run.idle_timer.cancel()
+            self._runs.pop(run.run_id, None)
+
     async def _quietly(self, work: Any, run: Run) -> None:
         """Awaits housekeeping of a run: its failure is logged and tried again later, the client is not concerned."""
         try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from ..dispatch.retention import ended_runs, remove_run, save_request_times
 from ..errors import BackendError
 from ..ledger import tables
 
@@ -37,7 +38,9 @@ class Janitor:
                 if tick % _SLOW_EVERY == 0:
                     self._backend.sessions.save_heartbeats()
                     await self._release_idle_runs()
+                    save_request_times(self._backend.services, self._backend.training.runs)
                     await self._forget_old_results()
+                    await self._remove_ended_runs()
             except (BackendError, OSError, sa.exc.SQLAlchemyError) as error:
                 log.warning("housekeeping failed and will be repeated: %s", error)
 
@@ -46,6 +49,16 @@ class Janitor:
         for run in self._backend.training.runs:
             if run.last_request_at < horizon:
                 await self._backend.training.release(run)
+                self._backend.training.forget(run)
+
+    async def _remove_ended_runs(self) -> None:
+        """Removes what is only kept to go on with a run, once its session has shown no life for the keeping time."""
+        backend = self._backend
+        in_memory = {run.run_id for run in backend.training.runs}
+        horizon = time.time() - backend.config.limits.result_keep_seconds
+        for run_id in await ended_runs(backend.services, horizon):
+            if run_id not in in_memory:
+                await remove_run(backend.services, run_id)
 
     async def _forget_old_results(self) -> None:
         """Removes results past their time, but no row that a rebuild or an order still needs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import hashlib
 from typing import Any
 
 from fastapi import APIRouter
@@ -39,12 +39,15 @@ async def create_sampling_session(body: CreateSamplingSessionBody, caller: Calle
 async def open_sampler(
     backend: Backend,
     caller: Principal,
-    sampler_id: str,
+    sampler_id: str | None,
     session_id: str,
     base_model: str | None,
     model_path: str | None,
 ) -> SamplerRecord:
-    """Makes a sampler of ``model_path`` (sampler weights), or else of the base model itself. Raises ApiError."""
+    """Makes a sampler of ``model_path`` (sampler weights), or else of the base model itself. Raises ApiError.
+
+    Without a ``sampler_id`` it is the one sampler that the caller has of these weights outside all sessions.
+    """
     if model_path is not None:
         path = TinkerPath.parse(model_path)
         if path.kind == "external":
@@ -62,8 +65,17 @@ async def open_sampler(
         version, requested, folder, kind = f"base:{card.name}", base_model, None, "base"
     else:
         raise BadRequest("give base_model or model_path")
+    if sampler_id is None:
+        digest = hashlib.sha256(f"{caller.owner} {version} {requested}".encode()).hexdigest()
+        sampler_id = f"direct-{digest[:24]}"
+        if (known := await backend.samplers.find(sampler_id)) is not None:
+            return known
     record = SamplerRecord(sampler_id, session_id, caller.owner, card.name, requested, model_path, kind, version)
-    await backend.ledger.run(backend.samplers.insertion(record, folder))
+    try:
+        await backend.ledger.run(backend.samplers.insertion(record, folder))
+    except BaseException:
+        backend.samplers.forget(record)
+        raise
     return record
 
 
@@ -104,7 +116,7 @@ async def _sampler(body: AsampleBody, caller: Principal, backend: Backend) -> Sa
     if body.sampling_session_id is not None:
         return await backend.samplers.get(body.sampling_session_id, caller)
     # Without a sampling session the request names its weights itself.
-    return await open_sampler(backend, caller, f"direct-{secrets.token_hex(8)}", "", body.base_model, body.model_path)
+    return await open_sampler(backend, caller, None, "", body.base_model, body.model_path)
 
 
 @router.post("/cancel_future")

@@ -76,22 +76,20 @@ async def _publish(body: SaveForSamplerBody, run: Run, backend: Backend) -> Prom
         raise BadRequest(
             f"sampling_session_seq_id {body.sampling_session_seq_id} of this session is taken; count on from the last one"
         )
-    record = None
-    if known is None:
-        record = SamplerRecord(
-            sampler_id,
-            run.session_id,
-            run.owner,
-            run.spec.base_model,
-            run.requested_model,
-            None,
-            body.kind,
-            sampler_id,
-            run.run_id,
-            seq_id,
-        )
+    record = known or SamplerRecord(
+        sampler_id,
+        run.session_id,
+        run.owner,
+        run.spec.base_model,
+        run.requested_model,
+        None,
+        body.kind,
+        sampler_id,
+        run.run_id,
+        seq_id,
+    )
     params = {"sampler_id": sampler_id}
-    insertion = None if record is None else backend.samplers.insertion(record, None)
+    insertion = backend.samplers.insertion(record, None)
     return await backend.training.submit(run, seq_id, "publish", params, record=insertion)
 
 
