@@ -134,3 +134,46 @@ def test_declared_stand_ins_win_and_patterns_match():
     assert resolve_image("registry.example/a:1", declared).base == "scratch"
     assert resolve_image("python:3.11", declared).env == {"X": "1"}
     assert resolve_image("ubuntu:24.04").base == "host"
+
+
+@pytest.mark.parametrize("place", ["/work", "/usr/local/share/work"], ids=["assembled", "by a sandbox"])
+async def test_placing_files_without_commands_gives_the_same_image_with_and_without_a_sandbox(
+    rock_state, image_folder, place
+):
+    write(
+        image_folder,
+        f"""
+        FROM debian
+        WORKDIR {place}
+        COPY a.txt renamed.txt
+        COPY a.txt .
+        COPY tree {place}/tree
+        ADD packed.tar.gz unpacked
+        COPY --chmod=640 a.txt secret/
+        COPY a.txt {place}
+        """,
+    )
+    root = LocalRoot(rock_state)
+    image = await ImageBuilder(root).build(image_folder)
+    done = await look(root, image, "find . -type f -exec stat -c '%n %a %u' {} + | sort; tree/below/b.sh")
+    assert done.stdout.splitlines() == [
+        "./a.txt 644 0",
+        "./renamed.txt 644 0",
+        "./secret/a.txt 640 0",
+        "./tree/below/b.sh 755 0",
+        "./unpacked/inside/c.txt 644 0",
+        "from b",
+    ]
+
+
+async def test_a_link_below_is_followed_inside_the_image_and_never_on_this_machine(rock_state, image_folder, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    write(
+        image_folder,
+        f"FROM debian\nRUN mkdir -p /real {outside} && ln -s /real /link && ln -s {outside} /out\nCOPY a.txt /link/\nCOPY a.txt /out/\n",
+    )
+    root = LocalRoot(rock_state)
+    image = await ImageBuilder(root).build(image_folder)
+    assert (await look(root, image, f"cat /real/a.txt {outside}/a.txt")).stdout == "one\none\n"
+    assert list(outside.iterdir()) == []

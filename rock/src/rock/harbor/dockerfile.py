@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from dataclasses import dataclass, field, replace
@@ -91,6 +92,24 @@ def read_dockerfile(
     except (OSError, UnicodeDecodeError) as error:
         raise DockerfileError(f"{path} cannot be read: {error}") from error
     return _Reader(path, dict(build_args or {}), dict(base_env or {})).read(text)
+
+
+def copy_sources(step: CopyStep, folder: Path) -> list[Path]:
+    """Files and folders of the build folder that a COPY names.
+
+    Raises:
+        DockerfileError: a source does not exist or lies outside.
+    """
+    found: list[Path] = []
+    for pattern in step.sources:
+        relative = os.path.normpath(pattern.lstrip("/"))
+        if relative.startswith(".."):
+            raise DockerfileError(f"line {step.line}: COPY source {pattern!r} lies outside the build folder")
+        matches = sorted(folder.glob(relative)) if relative != "." else [folder]
+        if not matches:
+            raise DockerfileError(f"line {step.line}: COPY source {pattern!r} does not exist in {folder}")
+        found += matches
+    return found
 
 
 class _Reader:

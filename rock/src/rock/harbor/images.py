@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 import glob
 import hashlib
@@ -19,7 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rock.harbor.dockerfile import CopyStep, Dockerfile, DockerfileError, FolderStep, RunStep, Step, read_dockerfile
+from rock.harbor.assembly import assemble, can_assemble
+from rock.harbor.dockerfile import CopyStep, Dockerfile, FolderStep, RunStep, Step, copy_sources, read_dockerfile
 from rock.runtime.local import Bind, LocalRoot, NamespaceSandbox, SandboxSpec
 
 logger = logging.getLogger("rock.harbor.images")
@@ -162,7 +164,10 @@ class ImageBuilder:
             layer = None if force else self._find(key)
             if layer is None:
                 logger.info("building %d steps of %s from line %d", len(segment), path, segment[0].line)
-                layer = await self._run(segment, folder, stand_in, layers)
+                if can_assemble(segment, layers):
+                    layer = await asyncio.to_thread(assemble, segment, folder, self.root, layers)
+                else:
+                    layer = await self._run(segment, folder, stand_in, layers)
                 self._remember(key, layer)
             # Steps that change nothing give the empty layer, and an overlay refuses the same folder twice.
             if layer not in layers and any(os.scandir(layer)):
@@ -235,9 +240,11 @@ class ImageBuilder:
             raise ImageError(f"line {step.line} of the Dockerfile failed with exit code {done.exit_code}: {tail}")
 
     async def _copy(self, sandbox: NamespaceSandbox, step: CopyStep, folder: Path) -> None:
-        sources = _sources(step, folder)
+        sources = copy_sources(step, folder)
         into_folder = step.target.endswith("/") or len(sources) > 1
         target = step.target.rstrip("/") or "/"
+        if not into_folder and (await sandbox.exec(["test", "-d", target], timeout=30)).exit_code == 0:
+            into_folder = True
         with tempfile.TemporaryDirectory() as scratch:
             for source in sources:
                 place = f"{target.rstrip('/')}/{source.name}" if into_folder and source.is_file() else target
@@ -253,20 +260,6 @@ class ImageBuilder:
                     await self._exec(sandbox, ["chmod", "-R", f"{step.mode:o}", place], step)
                 if step.owner:
                     await self._exec(sandbox, ["chown", "-R", step.owner, place], step)
-
-
-def _sources(step: CopyStep, folder: Path) -> list[Path]:
-    """Files and folders of the build folder that a COPY names."""
-    found: list[Path] = []
-    for pattern in step.sources:
-        relative = os.path.normpath(pattern.lstrip("/"))
-        if relative.startswith(".."):
-            raise DockerfileError(f"line {step.line}: COPY source {pattern!r} lies outside the build folder")
-        matches = sorted(folder.glob(relative)) if relative != "." else [folder]
-        if not matches:
-            raise DockerfileError(f"line {step.line}: COPY source {pattern!r} does not exist in {folder}")
-        found += matches
-    return found
 
 
 def _segments(dockerfile: Dockerfile) -> list[list[Step]]:
@@ -287,7 +280,7 @@ def _segment_key(parent: str, segment: Sequence[Step], folder: Path) -> str:
         described.pop("line")
         digest.update(json.dumps(described, sort_keys=True).encode())
         if isinstance(step, CopyStep):
-            for source in _sources(step, folder):
+            for source in copy_sources(step, folder):
                 _hash_tree(source, digest)
     return digest.hexdigest()
 
