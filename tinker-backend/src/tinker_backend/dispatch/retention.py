@@ -38,6 +38,13 @@ async def remove_run(services: Services, run_id: str) -> None:
     """Ends a run: its snapshots and unnamed samplers go, its named checkpoints stay."""
     message = "its session ended long ago; make a training client from one of its checkpoints"
     statement = sa.update(tables.runs).where(_R.run_id == run_id).values(failed=message, snapshot_folder=None)
-    await services.ledger.run(lambda connection: connection.execute(statement))
+    ops = tables.operations
+    bodies = sa.update(ops).where(ops.c.target == run_id, ops.c.state != "pending").values(payload=None, result=None)
+
+    def write(connection: sa.engine.Connection) -> None:
+        connection.execute(statement)
+        connection.execute(bodies)
+
+    await services.ledger.run(write)
     await services.samplers.remove_unnamed(run_id)
     await asyncio.to_thread(remove_tree, services.store.folders.snapshots(run_id))
