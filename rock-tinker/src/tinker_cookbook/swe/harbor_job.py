@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinker_cookbook.swe.errors import SettingError
+from tinker_cookbook.swe.errors import RolloutFailed, SettingError
 from tinker_cookbook.swe.rollout import TrialResult
 
 if TYPE_CHECKING:
@@ -48,10 +49,12 @@ class HarborAgentJob:
         """Starts sandbox, ModelService and Harbor."""
         await self._job.submit()
 
-    async def wait(self, timeout: float) -> list[TrialResult]:
+    async def wait(self, timeout: float) -> Sequence[TrialResult]:
         """The trials, once Harbor has ended."""
         result = await self._job.wait(timeout)
-        return list(result.trials)
+        if result.failure and not result.trials:
+            raise RolloutFailed("agent", result.failure)
+        return result.trials
 
     async def export(self, folder: Path) -> None:
         """Copies the logs of agent and verifier out of the sandbox."""

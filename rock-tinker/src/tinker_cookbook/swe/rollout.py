@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,11 +25,14 @@ _CLOSE_SECONDS = 60.0
 class TrialResult(Protocol):
     """What the job says about its trial."""
 
-    task_name: str
-    reward: float | None
-    evaluated: bool
-    exception: dict[str, Any] | None
-    report: dict[str, Any] | None
+    @property
+    def reward(self) -> float | None: ...
+    @property
+    def evaluated(self) -> bool: ...
+    @property
+    def exception(self) -> dict[str, Any] | None: ...
+    @property
+    def report(self) -> dict[str, Any] | None: ...
 
 
 class AgentJob(Protocol):
@@ -37,7 +41,7 @@ class AgentJob(Protocol):
     @property
     def model_service(self) -> ModelService: ...
     async def submit(self) -> None: ...
-    async def wait(self, timeout: float) -> list[TrialResult]: ...
+    async def wait(self, timeout: float) -> Sequence[TrialResult]: ...
     async def export(self, folder: Path) -> None: ...
     async def close(self) -> None: ...
 
@@ -106,7 +110,7 @@ async def roll_out(
     return rollout
 
 
-def _grade(rollout: Rollout, trials: list[TrialResult]) -> None:
+def _grade(rollout: Rollout, trials: Sequence[TrialResult]) -> None:
     if not trials:
         raise RolloutFailed("verifier", "the job left no trial result; see the job's log in the sandbox export")
     trial = trials[0]
