@@ -203,3 +203,9 @@ def test_every_probe_has_a_claim_of_its_own() -> None:
     claims = [probe.claim for probe in select(None)]
     assert len(claims) == len(set(claims)) > 80
     assert all(len(claim) > 20 for claim in claims)
+
+
+def test_the_documentation_lists_every_probe_with_its_claim() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "conformance.md").read_text()
+    for probe in select(None):
+        assert f"| `{probe.name}` | {probe.claim} |" in text, probe.name
