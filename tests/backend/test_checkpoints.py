@@ -246,7 +246,10 @@ def test_what_is_kept_to_go_on_with_a_run_goes_with_its_session_and_checkpoints_
     wire.result(wire.post("save_weights_for_sampler", model_id=run, seq_id=3, sampling_session_seq_id=0))
     path = saved(wire, run=run, seq_id=4)
     kept = backend.folder / "checkpoints"
-    assert list(kept.glob(".runs/*")) and list(kept.glob(".samplers/*"))
+    deadline = time.monotonic() + 20
+    while not (list(kept.glob(".runs/*")) and list(kept.glob(".samplers/*"))):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     deadline = time.monotonic() + 110
     while list(kept.glob(".runs/[!.]*")) or list(kept.glob(".samplers/[!.]*")):
         assert time.monotonic() < deadline
