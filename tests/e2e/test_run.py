@@ -19,7 +19,7 @@ import yaml
 QS = Path(__file__).parents[2] / "examples" / "tinker_quick_start"
 RUNTIME = Path(__file__).with_name("scripted_runtime.py")
 MODEL = Path(os.environ.get("TINKER_TEST_MODEL", Path.home() / ".cache/tinker-backend/models/SmolLM2-135M-Instruct"))
-HARBOR = os.environ.get("TINKER_TEST_HARBOR_PYTHON")
+HARBOR = os.environ.get("ROCK_HARBOR_PYTHON")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.model,
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.namespaces,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not MODEL.is_dir(), reason="needs the folder of SmolLM2-135M-Instruct (TINKER_TEST_MODEL)"),
-    pytest.mark.skipif(HARBOR is None, reason="needs the Harbor environment (TINKER_TEST_HARBOR_PYTHON)"),
+    pytest.mark.skipif(HARBOR is None, reason="needs the Harbor environment (ROCK_HARBOR_PYTHON)"),
 ]
 
 

@@ -14,7 +14,7 @@ import yaml
 
 LOCAL = ["--profile", "local", "--task-id", "demo__task-1"]
 needs_harbor = pytest.mark.skipif(
-    "TINKER_TEST_HARBOR_PYTHON" not in os.environ, reason="needs the Harbor environment (TINKER_TEST_HARBOR_PYTHON)"
+    "ROCK_HARBOR_PYTHON" not in os.environ, reason="needs the Harbor environment (ROCK_HARBOR_PYTHON)"
 )
 
 
