@@ -13,7 +13,8 @@ def get_image_processor(model_name: str) -> Any:
     """The Hugging Face image processor of a vision model (cached)."""
     from transformers import AutoImageProcessor
 
-    return AutoImageProcessor.from_pretrained(model_name.split(":")[0], use_fast=True)
+    processors: Any = AutoImageProcessor
+    return processors.from_pretrained(model_name.split(":")[0], use_fast=True)
 
 
 def resize_image(image: Any, max_size: int) -> Any:

@@ -18,6 +18,7 @@ from tinker_cookbook.rl.metrics import full_sequence
 from tinker_cookbook.supervised.loop import SubmittedBatch, SupervisedLoop
 from tinker_cookbook.supervised.train import run_supervised
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
+from tinker_cookbook.utils.config_fields import shared_values
 from tinker_cookbook.utils.lr_scheduling import LRSchedule
 
 
@@ -178,7 +179,6 @@ class _LoopConfig:
 
 async def main(config: Config) -> None:
     """Run off-policy distillation; an existing ``log_path`` with a checkpoint is resumed."""
-    shared = [name for name in _LoopConfig.__chz_fields__ if name in Config.__chz_fields__]
-    values = {name: getattr(config, name) for name in shared}
+    values = shared_values(config, _LoopConfig)
     builder = _MixtureBuilder(configs=config.dataset_configs)
     await run_supervised(_LoopConfig(distillation=config, dataset_builder=builder, **values), OffPolicyDistillationLoop)

@@ -39,6 +39,7 @@ from tinker_cookbook.rl.metrics import (
     score_sequences,
 )
 from tinker_cookbook.utils import trace
+from tinker_cookbook.utils.config_fields import shared_values
 
 
 @trace.scope
@@ -164,9 +165,8 @@ def dataset_index(group: WrappedTrajectoryGroup) -> int:
 
 def to_rl_config(config: Any, dataset_builder: Any) -> rl_config.Config:
     """The part of a configuration that the RL loop reads."""
-    shared = [name for name in rl_config.Config.__chz_fields__ if name in type(config).__chz_fields__]
-    left_out = {"kl_penalty_coef", "kl_discount_factor", "dataset_builder"}
-    values = {name: getattr(config, name) for name in shared if name not in left_out}
+    left_out = ("kl_penalty_coef", "kl_discount_factor", "dataset_builder")
+    values = {key: value for key, value in shared_values(config, rl_config.Config).items() if key not in left_out}
     return rl_config.Config(dataset_builder=dataset_builder, **values)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, cast
 
 import chz
 import numpy as np
@@ -62,7 +62,7 @@ async def sample_group(
         whole = [*prompt.to_ints(), *tokens]
         arrays: dict[str, Any] = {
             "target_tokens": np.asarray(whole[1:], dtype=np.int64),
-            "logprobs": np.asarray([0.0] * before + list(sequence.logprobs), dtype=np.float32),
+            "logprobs": np.asarray([0.0] * before + list(sequence.logprobs or []), dtype=np.float32),
             "advantages": np.asarray([0.0] * before + [advantage] * len(tokens), dtype=np.float32),
         }
         inputs = {key: tinker.TensorData.from_numpy(value) for key, value in arrays.items()}
@@ -102,7 +102,7 @@ async def main(config: Config) -> None:
             data = [datum for group, _ in groups for datum in group]
             rewards = [reward for _, group_rewards in groups for reward in group_rewards]
             if data:
-                forward_backward = client.forward_backward(data, config.loss_fn)
+                forward_backward = client.forward_backward(data, cast(tinker.types.LossFnType, config.loss_fn))
                 optim = client.optim_step(params)
                 await forward_backward
                 await optim

@@ -190,7 +190,7 @@ def to_openai_message(message: Message) -> dict[str, Any]:
         ]
     for key in ("tool_call_id", "name"):
         if key in message:
-            row[key] = message[key]  # type: ignore[literal-required]
+            row[key] = message[key]
     return row
 
 

@@ -104,10 +104,12 @@ def _spans(spans: list[tuple[str | None, int]], start: int, end: int) -> list[An
     position = 0
     for index, (sequence, length) in enumerate(spans):
         begin, stop = max(position, start), min(position + length, end)
-        if stop > begin and sequence is None:
+        if stop <= begin:
+            pass
+        elif sequence is None:
             owner = next(following for following, _ in spans[index + 1 :] if following is not None)
             out.append(tinker.PromptProvenanceSpan(sequence_id=owner, length=stop - begin, offset=begin))
-        elif stop > begin:
+        else:
             out.append(tinker.SampledProvenanceSpan(sequence_id=sequence, length=stop - begin, offset=begin - position))
         position += length
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import tinker
 from tinker_cookbook.checkpoint_utils import CheckpointManager, CheckpointRecord
@@ -225,7 +225,9 @@ class TrainingLoop:
         if data:
             sent = [without_mask(datum) for datum in data]
             submitted.forward_backward.append(
-                self.training_client.forward_backward(sent, config.training_loss_fn, loss_config(config.loss_fn_config))
+                self.training_client.forward_backward(
+                    sent, cast(tinker.types.LossFnType, config.training_loss_fn), loss_config(config.loss_fn_config)
+                )
             )
         if minibatch.optim_steps and (data or accumulated):
             submitted.optim.append(self.training_client.optim_step(adam_params(config)))

@@ -19,7 +19,7 @@ async def get_async_input(prompt: str, multiline: bool = False) -> str:
     """A line (or, with ``multiline``, lines up to an empty one) from the terminal."""
     if not multiline:
         return await asyncio.to_thread(input, prompt)
-    lines = []
+    lines: list[str] = []
     while line := await asyncio.to_thread(input, prompt if not lines else ""):
         lines.append(line)
     return "\n".join(lines)

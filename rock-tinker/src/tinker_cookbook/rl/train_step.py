@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import tinker
 from tinker_cookbook.rl import metrics as rl_metrics
@@ -75,7 +75,11 @@ async def train_step(
     for part in split_list(data_D, min(num_substeps, len(data_D))):
         sent = [without_mask(datum) for datum in part]
         submitted = SubmittedCalls(
-            forward_backward=[training_client.forward_backward(sent, loss_fn, loss_config(loss_fn_config))],
+            forward_backward=[
+                training_client.forward_backward(
+                    sent, cast(tinker.types.LossFnType, loss_fn), loss_config(loss_fn_config)
+                )
+            ],
             optim=[training_client.optim_step(params)],
         )
         if previous is not None:

@@ -77,8 +77,8 @@ class RockSandbox:
         except SandboxGone as error:
             raise SandboxTerminatedError(f"sandbox {self.sandbox_id}: {error}") from error
         seconds = {"time/sandbox_command": time.monotonic() - started}
-        cut = lambda text: (text or "")[:max_output_bytes]  # noqa: E731
-        return SandboxResult(cut(result.stdout), cut(result.stderr), int(result.exit_code), seconds)
+        stdout, stderr = (result.stdout or "")[:max_output_bytes], (result.stderr or "")[:max_output_bytes]
+        return SandboxResult(stdout, stderr, int(result.exit_code), seconds)
 
     async def read_file(self, path: str, *, max_bytes: int | None = None, timeout: float = 60) -> SandboxResult:
         """A file's text."""

@@ -54,9 +54,9 @@ def compute_bpb(
                 run.append(token)
                 nats -= float(value)
                 continue
-            size += len(tokenizer.decode(run).encode()) if run else 0
+            size += len(str(tokenizer.decode(run)).encode()) if run else 0
             run = []
-        size += len(tokenizer.decode(run).encode()) if run else 0
+        size += len(str(tokenizer.decode(run)).encode()) if run else 0
     return nats / (math.log(2) * size) if size else math.nan
 
 

@@ -55,7 +55,7 @@ def lookup_func(path_to_func: str, default_module: str | None = None) -> Callabl
     if not module_name:
         raise ConfigurationError(f"{path_to_func!r}: write module:function")
     try:
-        return getattr(importlib.import_module(module_name), name)  # type: ignore[no-any-return]
+        return getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"{path_to_func!r} cannot be loaded: {error}") from error
 

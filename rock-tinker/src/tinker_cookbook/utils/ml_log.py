@@ -18,6 +18,8 @@ from tinker_cookbook.utils.code_state import code_state
 
 logger = logging.getLogger(__name__)
 
+_HANDLER = "tinker_cookbook"
+
 
 def dump_config(config: Any) -> Any:
     """A configuration as plain JSON values: chz objects, dataclasses, pydantic models and containers."""
@@ -271,13 +273,14 @@ def configure_logging_module(path: str, level: int = logging.INFO) -> logging.Lo
     """Send the messages of the ``logging`` module to a file and to the terminal."""
     root = logging.getLogger()
     root.setLevel(level)
-    for old in [h for h in root.handlers if getattr(h, "cookbook", False)]:
+    for old in [h for h in root.handlers if h.get_name() == _HANDLER]:
         root.removeHandler(old)
         old.close()
     form = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
-    for handler in (logging.FileHandler(path, encoding="utf-8"), logging.StreamHandler()):
+    handlers: tuple[logging.Handler, ...] = (logging.FileHandler(path, encoding="utf-8"), logging.StreamHandler())
+    for handler in handlers:
         handler.setFormatter(form)
-        handler.cookbook = True  # type: ignore[attr-defined]
+        handler.set_name(_HANDLER)
         root.addHandler(handler)
     for noisy in ("httpx", "httpcore", "urllib3", "datasets"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
