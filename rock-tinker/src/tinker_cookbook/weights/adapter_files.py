@@ -56,6 +56,8 @@ def read_adapter(folder: str | Path) -> Adapter:
     halves: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in load_file(str(path / WEIGHTS)).items():
         name = key.removeprefix(PREFIX)
+        if ".base_layer." in name:
+            continue  # PEFT may store a copy of an untouched embedding
         for half in ("lora_A", "lora_B"):
             if f".{half}." in name:
                 module = name.split(f".{half}.")[0].replace("model.unembed_tokens", "lm_head")
