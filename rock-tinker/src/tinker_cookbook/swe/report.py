@@ -185,7 +185,7 @@ def _group(folder: Path, step: dict[str, Any]) -> str:
         shown = "not evaluated" if advantage is None else f"advantage {advantage:+.3g}"
         parts.append(
             f"<details><summary>{escape(file.stem)} · reward {_reward(rollout['reward'])} · "
-            f"<span class='{tone}'>{shown}</span> · {len(rollout['turns'])} turns</summary>"
+            f"<span class='{tone}'>{shown}</span> · {_turn_count(rollout['turns'])}</summary>"
             f"<div>{_turns(rollout['turns'])}</div></details>"
         )
     return "\n".join(parts)
@@ -207,6 +207,10 @@ def _turns(turns: list[dict[str, Any]]) -> str:
         )
         shown = [*turn["messages"], turn["answer"]]
     return "\n".join(parts) or '<p class="soft">The model was never asked.</p>'
+
+
+def _turn_count(turns: list[Any]) -> str:
+    return "1 turn" if len(turns) == 1 else f"{len(turns)} turns"
 
 
 def _message(message: dict[str, Any], *, answer: bool = False) -> str:
