@@ -42,7 +42,9 @@ class Liar:
         self.request: Edit = lambda path, body: body
         self.answer: Edit = lambda path, body: body
         self._client = httpx.AsyncClient(base_url=upstream, timeout=60)
-        self._server = uvicorn.Server(uvicorn.Config(self._app, port=0, log_level="error", lifespan="off", interface="asgi3"))
+        self._server = uvicorn.Server(
+            uvicorn.Config(self._app, port=0, log_level="error", lifespan="off", interface="asgi3")
+        )
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
         while not self._server.started:
