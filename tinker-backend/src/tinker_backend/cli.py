@@ -25,6 +25,7 @@ from .auth import keys
 from .config import EngineConfig, RuntimeConfig
 from .conformance.command import conformance
 from .errors import BackendError, ConfigError
+from .runtime.ray.dry_run import dry_run
 from .server.app import create_app
 from .server.backend import Backend
 
@@ -241,6 +242,8 @@ def doctor(config_path: Path) -> None:
     python = config.runtime.python or sys.executable
     found = shutil.which(python)
     report(found is not None, f"runtime.python {python} {'exists' if found else 'does not exist'}")
+    for good, text in dry_run(engine, config.runtime.python if found else None):
+        report(good, text)
     sys.exit(1 if problems else 0)
 
 

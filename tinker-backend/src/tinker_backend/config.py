@@ -15,6 +15,7 @@ from typing import Any, Literal, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from .engine_rules import check_engine
 from .errors import ConfigError
 
 
@@ -203,6 +204,28 @@ class ModelSection(Section):
     aliases: list[str] = Field(default_factory=list)
 
 
+class ClusterSection(Section):
+    """Ray: which cluster, and how long its answers may take. Read only when a strategy needs Ray."""
+
+    address: str | None = None
+    """``host:port`` of a running Ray head, or ``auto``. None: this process starts a Ray of its own on this machine."""
+    namespace: str = "tinker"
+    base_port: int | None = Field(None, ge=1024, le=60000)
+    """First of the ports of process groups and sampler replicas (see ``tinker-backend doctor``). None: free ones."""
+    exchange_folder: Path | None = None
+    """Where published adapters pass from trainer to sampler; all nodes must see it. None: memory of this machine."""
+    call_timeout_seconds: float = Field(1800, gt=0)
+    """Longest time that one remote call may take before its actor counts as hung."""
+    start_timeout_seconds: float = Field(1800, gt=0)
+    """Longest time for an actor to be placed and to load its model."""
+    object_store_bytes: int | None = Field(None, ge=80 * 1024 * 1024)
+    """Size of Ray's object store where this process starts Ray."""
+    cpus: int | None = Field(None, ge=1)
+    """CPUs that Ray counts where this process starts it. None: as many as the processes need."""
+    temporary_folder: Path | None = None
+    """Ray's session folder where this process starts it; the path must be short (UNIX sockets are made in it)."""
+
+
 class EngineConfig(Section):
     """``engine.yaml``: base models, roles, strategies and budgets."""
 
@@ -219,6 +242,7 @@ class EngineConfig(Section):
     actor_train: RoleSection = RoleSection()
     actor_infer: RoleSection = RoleSection()
     reference: RoleSection | None = None
+    cluster: ClusterSection = ClusterSection()
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -233,13 +257,8 @@ class EngineConfig(Section):
         )
 
     @model_validator(mode="after")
-    def _check_overlap(self) -> Self:
-        train, infer = self.actor_train.device_mapping, self.actor_infer.device_mapping
-        if train and infer and (shared := sorted(set(train) & set(infer))):
-            raise ValueError(
-                f"actor_train.device_mapping and actor_infer.device_mapping share the devices {shared}: "
-                "give each role its own"
-            )
+    def _check_rules(self) -> Self:
+        check_engine(self)
         return self
 
 
