@@ -32,7 +32,7 @@ class BackendSection(Section):
     """Where the server listens and who may come in."""
 
     host: str = "127.0.0.1"
-    port: int = Field(19210, ge=0, le=65535)
+    port: int = Field(default=19210, ge=0, le=65535)
     api_keys_file: Path | None = None
     """File of hashed API keys (``tinker-backend keys``). None: every caller is the one local user."""
     public_url: str | None = None
@@ -44,10 +44,10 @@ class RuntimeSection(Section):
 
     python: str | None = None
     engine: Path = Path("engine.yaml")
-    start_timeout_seconds: float = Field(600, gt=0)
+    start_timeout_seconds: float = Field(default=600, gt=0)
     rollout_only: bool = False
     """Serve base models and saved weights for sampling only; every training request is refused."""
-    operation_timeout_seconds: float = Field(3600, gt=0)
+    operation_timeout_seconds: float = Field(default=3600, gt=0)
     """Longest time that one call to the runtime may take before the runtime counts as hung and is restarted."""
     command: list[str] | None = None
     """A whole command instead of ``<python> -m tinker_backend.runtime``; ``--engine`` and so on are appended."""
@@ -76,23 +76,23 @@ class LogSection(Section):
 class LimitSection(Section):
     """Bounds that keep one client from harming the others."""
 
-    body_bytes: int = Field(256 * 1024 * 1024, gt=0)
-    header_bytes: int = Field(32 * 1024, gt=0)
-    datums_per_request: int = Field(4096, gt=0)
-    samples_per_request: int = Field(1024, gt=0)
-    pending_samples: int = Field(16384, gt=0)
+    body_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
+    header_bytes: int = Field(default=32 * 1024, gt=0)
+    datums_per_request: int = Field(default=4096, gt=0)
+    samples_per_request: int = Field(default=1024, gt=0)
+    pending_samples: int = Field(default=16384, gt=0)
     """Accepted and unfinished samples; more are answered with 429."""
-    pending_bytes: int = Field(2 * 1024**3, gt=0)
+    pending_bytes: int = Field(default=2 * 1024**3, gt=0)
     """Bytes of accepted and unfinished training requests; more are answered with 429."""
-    result_cache_bytes: int = Field(256 * 1024 * 1024, gt=0)
-    long_poll_seconds: float = Field(25, gt=0, le=40)
-    gap_seconds: float = Field(60, gt=0)
+    result_cache_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
+    long_poll_seconds: float = Field(default=25, gt=0, le=40)
+    gap_seconds: float = Field(default=60, gt=0)
     """How long a run waits for a missing seq_id before the requests behind it fail."""
-    result_keep_seconds: float = Field(24 * 3600, gt=0)
-    ephemeral_samplers_per_run: int = Field(64, gt=1)
-    resident_samplers: int = Field(32, gt=1)
+    result_keep_seconds: float = Field(default=24 * 3600, gt=0)
+    ephemeral_samplers_per_run: int = Field(default=64, gt=1)
+    resident_samplers: int = Field(default=32, gt=1)
     """Weights versions that the runtime holds in memory; the least used beyond it are read again when needed."""
-    run_idle_seconds: float = Field(3600, gt=0)
+    run_idle_seconds: float = Field(default=3600, gt=0)
     """A run without requests for so long is written out and leaves the runtime's memory until its next request."""
 
 
@@ -162,7 +162,7 @@ class StrategySection(Section):
 class ModelArgsSection(Section):
     """Limits and options of the trained model."""
 
-    max_lora_rank: int = Field(128, ge=1, le=4096)
+    max_lora_rank: int = Field(default=128, ge=1, le=4096)
     attn_implementation: str | None = None
     dtype: str | None = None
     gradient_checkpointing: bool | None = None
@@ -175,7 +175,7 @@ class RoleSection(Section):
     model_args: ModelArgsSection = ModelArgsSection()
     device_mapping: list[int] | None = None
     """Global device numbers: a list, or a string such as ``0-3,5`` or ``list(range(0,8))``. None: the engine chooses."""
-    num_gpus_per_worker: int = Field(1, ge=1)
+    num_gpus_per_worker: int = Field(default=1, ge=1)
 
     @field_validator("device_mapping", mode="before")
     @classmethod
@@ -210,17 +210,17 @@ class ClusterSection(Section):
     address: str | None = None
     """``host:port`` of a running Ray head, or ``auto``. None: this process starts a Ray of its own on this machine."""
     namespace: str = "tinker"
-    base_port: int | None = Field(None, ge=1024, le=60000)
+    base_port: int | None = Field(default=None, ge=1024, le=60000)
     """First of the ports of process groups and sampler replicas (see ``tinker-backend doctor``). None: free ones."""
     exchange_folder: Path | None = None
     """Where published adapters pass from trainer to sampler; all nodes must see it. None: memory of this machine."""
-    call_timeout_seconds: float = Field(1800, gt=0)
+    call_timeout_seconds: float = Field(default=1800, gt=0)
     """Longest time that one remote call may take before its actor counts as hung."""
-    start_timeout_seconds: float = Field(1800, gt=0)
+    start_timeout_seconds: float = Field(default=1800, gt=0)
     """Longest time for an actor to be placed and to load its model."""
-    object_store_bytes: int | None = Field(None, ge=80 * 1024 * 1024)
+    object_store_bytes: int | None = Field(default=None, ge=80 * 1024 * 1024)
     """Size of Ray's object store where this process starts Ray."""
-    cpus: int | None = Field(None, ge=1)
+    cpus: int | None = Field(default=None, ge=1)
     """CPUs that Ray counts where this process starts it. None: as many as the processes need."""
     temporary_folder: Path | None = None
     """Ray's session folder where this process starts it; the path must be short (UNIX sockets are made in it)."""
@@ -234,11 +234,11 @@ class EngineConfig(Section):
     aliases: list[str] = Field(default_factory=list)
     models: list[ModelSection] = Field(default_factory=list)
     model_download_type: Literal["HUGGINGFACE_HUB", "MODELSCOPE"] = "HUGGINGFACE_HUB"
-    sequence_length: int = Field(4096, ge=8)
+    sequence_length: int = Field(default=4096, ge=8)
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int | None = Field(None, ge=1)
-    num_nodes: int = Field(1, ge=1)
-    num_gpus_per_node: int | None = Field(None, ge=0)
+    threads: int | None = Field(default=None, ge=1)
+    num_nodes: int = Field(default=1, ge=1)
+    num_gpus_per_node: int | None = Field(default=None, ge=0)
     actor_train: RoleSection = RoleSection()
     actor_infer: RoleSection = RoleSection()
     reference: RoleSection | None = None
