@@ -59,9 +59,8 @@ async def test_one_command_solves_a_mini_task_and_is_the_whole_rollout(run_harbo
     done = await run_harbor_job(task, MINI, [command])
     (trial,) = done.result.trials
     assert (trial.reward, len(done.requests)) == (1.0, 1), done.result
-    assert [message["role"] for message in done.requests[0]["messages"]] == [
-        "system", "user", "assistant", "user", "assistant", "user"
-    ]  # fmt: skip
+    roles = [message["role"] for message in done.requests[0]["messages"]]
+    assert roles == ["system", *["user", "assistant"] * 4, "user"]
 
 
 async def test_a_wrong_command_is_evaluated_with_reward_zero(run_harbor_job, harbor_tasks):

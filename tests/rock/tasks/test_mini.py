@@ -80,7 +80,7 @@ def test_instances_are_the_same_every_time_and_differ_from_one_another():
     assert len({task.task_id for task in first}) == len(first) == 8 * len(MINI_KINDS)
     assert len({task.instruction for task in first}) > 0.9 * len(first)
     assert all(
-        task.instruction not in [text for text, _ in task.examples] and len(task.examples) == 2 for task in first
+        task.instruction not in [text for text, _ in task.examples] and len(task.examples) == 4 for task in first
     )
 
 

@@ -1,6 +1,6 @@
 """The mini family: generated tasks of one shell command, seconds each, with a train and a held-out split.
 
-Kinds, words and files are data (``data/mini``). Each task brings two worked examples of its own kind, which the agent's profile
+Kinds, words and files are data (``data/mini``). Each task brings four worked examples of its own kind, which the agent's profile
 ``single`` puts before the task as chat turns: small models solve a part of the tasks then, and none without.
 """
 
@@ -21,8 +21,8 @@ import yaml
 from rock.harbor.tasks.folder import write_task
 
 SPLITS = ("train", "heldout")
-EXAMPLES = 2
-HARD_KINDS = ("copy", "first", "sort")
+EXAMPLES = 4
+HARD_KINDS = ("copy", "first", "replace", "sort")
 FENCE = "```bash\n{}\n```"
 
 
