@@ -20,6 +20,8 @@ QS = Path(__file__).parents[2] / "examples" / "tinker_quick_start"
 RUNTIME = Path(__file__).with_name("scripted_runtime.py")
 MODEL = Path(os.environ.get("TINKER_TEST_MODEL", Path.home() / ".cache/tinker-backend/models/SmolLM2-135M-Instruct"))
 HARBOR = os.environ.get("ROCK_HARBOR_PYTHON")
+# Told apart from every other process of the machine.
+LONG_COMMAND = "sleep 76543"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.model,
@@ -101,14 +103,14 @@ def exit_code(folder: Path) -> int:
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Processes and mounts that still name the work folder."""
+    """Processes and mounts that still name the work folder, and agents' commands in sandboxes."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             text = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if str(folder) in text:
+        if str(folder) in text or text.startswith(LONG_COMMAND):
             found.append(text)
     return found + [line for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line]
 
@@ -190,42 +192,40 @@ def test_ppo_modes_leave_their_result_and_trajectory(configured, mini_family, mo
     [
         ("Run directory", signal.SIGINT),
         ("TINKER_SERVER_JOB", signal.SIGINT),
-        ("sandbox", signal.SIGINT),
-        ("sandbox", signal.SIGTERM),
+        ("turn 0", signal.SIGINT),  # the agent's command runs in the task environment inside the sandbox
+        ("turn 0", signal.SIGTERM),
     ],
 )
 def test_an_interrupted_run_leaves_no_process_mount_or_port(configured, mini_family, moment, number):
     task = mini_task(mini_family)
-    folder = configured(task, [["```bash\nsleep 600\n```"]])
+    folder = configured(task, [[f"```bash\n{LONG_COMMAND}\n```"]])
     running = start(folder, "rollout", "--task-id", task.name)
-    end = time.monotonic() + 120
-    text = (
-        (lambda: (folder / "terminal.log").read_text())
-        if moment != "sandbox"
-        else (lambda: "\n".join(leftovers(folder)))
-    )
-    wanted = moment if moment != "sandbox" else "harbor"
-    while wanted not in text():
-        assert running.poll() is None and time.monotonic() < end, (folder / "terminal.log").read_text()
-        time.sleep(0.1)
+    wait_for(running, folder, moment)
+    if moment == "turn 0":
+        time.sleep(1.0)
     if number == signal.SIGINT:
         os.killpg(running.pid, number)  # what Ctrl-C at a terminal does
     else:
         os.kill(running.pid, number)
-    assert running.wait(180) == 128 + number
+    assert running.wait(180) == 128 + number, (folder / "terminal.log").read_text()
     assert exit_code(folder) == 128 + number
     assert not list((run_dir(folder) / "results").rglob("summary.json"))
     assert_clean(folder)
 
 
+def wait_for(running: subprocess.Popen[bytes], folder: Path, text: str) -> None:
+    """Waits until the terminal shows a text."""
+    end = time.monotonic() + 180
+    while text not in (folder / "terminal.log").read_text():
+        assert running.poll() is None and time.monotonic() < end, (folder / "terminal.log").read_text()
+        time.sleep(0.1)
+
+
 def test_a_killed_run_takes_everything_with_it(configured, mini_family):
     task = mini_task(mini_family)
-    folder = configured(task, [["```bash\nsleep 600\n```"]])
+    folder = configured(task, [[f"```bash\n{LONG_COMMAND}\n```"]])
     running = start(folder, "rollout", "--task-id", task.name)
-    end = time.monotonic() + 120
-    while "TINKER_SERVER_JOB" not in (folder / "terminal.log").read_text():
-        assert running.poll() is None and time.monotonic() < end
-        time.sleep(0.1)
+    wait_for(running, folder, "turn 0")
     running.kill()
     running.wait()
     assert_clean(folder)
