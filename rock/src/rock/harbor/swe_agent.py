@@ -1,0 +1,131 @@
+"""SWE-agent with a budget: Harbor's own SWE-agent at a pinned commit, plus the limits that its options do not cover."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+from harbor.agents.installed.swe_agent import SweAgent
+from harbor.environments.base import BaseEnvironment
+
+# SWE-agent 1.1.0; the package of that name on the index is another one.
+PINNED_VERSION = "3ea751c087f32b16e039a2233dd6eefecef325d5"
+CONFIG = "/opt/sweagent-configs/budget.yaml"
+_OVERRIDES = "/opt/sweagent-configs/budget-overrides.yaml"
+# Runs in SWE-agent's own Python in the task's container: its default configuration with the budget laid over it.
+_MERGE = """
+import pathlib, yaml
+def lay(base, over):
+    for key, value in over.items():
+        base[key] = lay(base.get(key) or {}, value) if isinstance(value, dict) else value
+    return base
+folder = pathlib.Path("/opt/sweagent-configs")
+default = yaml.safe_load((folder / "default.yaml").read_text())
+over = yaml.safe_load((folder / "budget-overrides.yaml").read_text())
+(folder / "budget.yaml").write_text(yaml.safe_dump(lay(default, over), sort_keys=False))
+"""
+
+
+class BudgetedSweAgent(SweAgent):
+    """SWE-agent in an environment of its own inside the task's container; the task's packages stay as they are.
+
+    Args (``agents[].kwargs`` of a job, numbers or texts of numbers):
+        max_input_tokens: longest prompt; the agent ends when it would be longer.
+        max_output_tokens: tokens of one answer; goes out as max_tokens.
+        max_observation_length: characters of one observation.
+        last_n_observations: how many observations stay in the history.
+        per_instance_call_limit: the agent makes one call more than this.
+        temperature, top_p: of every call.
+    """
+
+    def __init__(
+        self,
+        logs_dir: Path,
+        *args: Any,
+        max_input_tokens: int | str = 32768,
+        max_output_tokens: int | str = 8192,
+        max_observation_length: int | str = 12000,
+        last_n_observations: int | str = 8,
+        per_instance_call_limit: int | str = 31,
+        temperature: float | str = 1.0,
+        top_p: float | str = 1.0,
+        completion_kwargs: dict[str, Any] | str | None = None,
+        version: str | None = PINNED_VERSION,
+        extra_env: dict[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        extra = json.loads(completion_kwargs) if isinstance(completion_kwargs, str) else dict(completion_kwargs or {})
+        self.overrides = budget_overrides(
+            max_observation_length=_whole("max_observation_length", max_observation_length),
+            last_n_observations=_whole("last_n_observations", last_n_observations),
+            per_instance_call_limit=_whole("per_instance_call_limit", per_instance_call_limit),
+            max_output_tokens=_whole("max_output_tokens", max_output_tokens),
+        )
+        super().__init__(
+            logs_dir,
+            *args,
+            version=version,
+            extra_env={**(extra_env or {}), "SWEAGENT_CONFIG": CONFIG},
+            max_input_tokens=_whole("max_input_tokens", max_input_tokens),
+            temperature=float(temperature),
+            top_p=float(top_p),
+            # An unknown model has no price: a cost limit would end the agent at once.
+            per_instance_cost_limit=0,
+            total_cost_limit=0,
+            # max_output_tokens alone never goes on the wire.
+            completion_kwargs=json.dumps({**extra, "max_tokens": _whole("max_output_tokens", max_output_tokens)}),
+            **kwargs,
+        )
+
+    @staticmethod
+    def name() -> str:
+        return "swe-agent-budgeted"
+
+    async def setup(self, environment: BaseEnvironment) -> None:
+        """Installs SWE-agent and writes its configuration.
+
+        Raises:
+            RuntimeError: the configuration cannot be written.
+        """
+        await super().setup(environment)
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch) / "budget-overrides.yaml"
+            path.write_text(yaml.safe_dump(self.overrides, sort_keys=False))
+            await environment.upload_file(path, _OVERRIDES)
+        done = await environment.exec(f"/opt/sweagent-venv/bin/python - <<'PYTHON'\n{_MERGE}\nPYTHON", user="root")
+        if done.return_code != 0:
+            raise RuntimeError(
+                f"SWE-agent's configuration cannot be written: {(done.stderr or done.stdout or '').strip()}"
+            )
+
+
+def budget_overrides(
+    *, max_observation_length: int, last_n_observations: int, per_instance_call_limit: int, max_output_tokens: int
+) -> dict[str, Any]:
+    """What is laid over SWE-agent's default configuration."""
+    return {
+        "agent": {
+            "templates": {"max_observation_length": max_observation_length},
+            "history_processors": [
+                {"type": "last_n_observations", "n": last_n_observations, "polling": 1},
+                {"type": "cache_control", "last_n_messages": 2},
+            ],
+            "model": {
+                "per_instance_call_limit": per_instance_call_limit,
+                "max_output_tokens": max_output_tokens,
+            },
+        }
+    }
+
+
+def _whole(name: str, value: int | str) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"agent kwarg {name!r} is {value!r}; give a whole number of at least 1")
+    return number
