@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -86,9 +86,16 @@ def load_base_model(
 
 
 def read_weights(
-    folder: Path, architecture: Architecture, dtype: torch.dtype, device: torch.device
+    folder: Path,
+    architecture: Architecture,
+    dtype: torch.dtype,
+    device: torch.device,
+    wanted: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, Tensor]:
-    """Fused weights of a Hugging Face folder in ``dtype``. Raises UnsupportedModel when a tensor is missing or misshaped."""
+    """Fused weights of a Hugging Face folder in ``dtype``, those whose names are ``wanted``.
+
+    Raises UnsupportedModel when a tensor is missing or misshaped.
+    """
     files = sorted(folder.glob("*.safetensors"))
     files = [f for f in files if not f.name.startswith(("adapter_", "optimizer", "gradients"))]
     if not files:
@@ -99,6 +106,8 @@ def read_weights(
     bare = {f"transformer.{name}": name for name in where if not name.startswith(("transformer.", "lm_head."))}
     fused: dict[str, Tensor] = {}
     for target, (shape, pieces) in architecture.plan().items():
+        if not wanted(target):
+            continue
         out = torch.empty(shape, dtype=dtype, device=device)
         for piece in pieces:
             source = piece.name if piece.name in where else bare.get(piece.name, piece.name)

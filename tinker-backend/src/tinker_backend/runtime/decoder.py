@@ -26,6 +26,10 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q (T, H, d), k (T, K, d), v (T, K, d)) -> (T, H * d)"""
 
 
+Block = Callable[..., Tensor]
+"""(weights, x (T, D), layer, rotation, attend, adapters) -> (T, D): one decoder layer."""
+
+
 @dataclass(frozen=True)
 class Adapters:
     """How rows of the batch use adapters. ``trained`` True: base weights are leaves that receive gradients themselves."""
@@ -52,8 +56,13 @@ class Decoder:
         attend: Attend,
         adapters: Adapters,
         checkpointing: bool = False,
+        block: Block | None = None,
     ) -> Tensor:
-        """Final hidden states (T, hidden), after the last norm. ``checkpointing`` recomputes layers in backward."""
+        """Final hidden states (T, hidden), after the last norm. ``checkpointing`` recomputes layers in backward.
+
+        ``block`` computes a layer elsewhere, where ``weights`` hold the embeddings and the last norm alone.
+        """
+        compute = block or self.block
         a = self.architecture
         x = F.embedding(tokens_T, weights["embed"])
         if a.embed_scale != 1.0:
@@ -69,7 +78,7 @@ class Decoder:
         for layer in range(a.layers):
             if checkpointing and torch.is_grad_enabled():
                 x = checkpoint(
-                    self._block,
+                    compute,
                     weights,
                     x,
                     layer,
@@ -80,7 +89,7 @@ class Decoder:
                     preserve_rng_state=False,
                 )
             else:
-                x = self._block(weights, x, layer, rotation, attend, adapters)
+                x = compute(weights, x, layer, rotation, attend, adapters)
         return self._norm(weights, x, "final_norm")
 
     def head(self, weights: Weights, segments: list[AdapterSegment]) -> Head:
@@ -112,7 +121,7 @@ class Decoder:
             return F.linear(x, weight, bias)
         return lora_linear(x, weight, bias, adapters.segments, (layer, group))
 
-    def _block(
+    def block(
         self,
         weights: Weights,
         x: Tensor,
@@ -121,6 +130,7 @@ class Decoder:
         attend: Attend,
         adapters: Adapters,
     ) -> Tensor:
+        """One decoder layer: (T, D) -> (T, D)."""
         a = self.architecture
         normed = self._norm(weights, x, f"layers.{layer}.attn_norm")
         attended = self._attention(weights, normed, layer, rotation, attend, adapters)

@@ -11,6 +11,7 @@ from torch import Tensor
 from tinker_backend.runtime.attention import PackLayout, packed_attention
 from tinker_backend.runtime.base_model import BaseModel
 from tinker_backend.runtime.batcher import ReadChunk, Sample
+from tinker_backend.runtime.hardware import small_products
 from tinker_backend.runtime.sampler_version import WeightSet
 
 
@@ -100,9 +101,10 @@ class DecodeAttention:
             count = rows.shape[0]
             # The query heads of one key head stand in the place of query positions.
             grouped = q_p.reshape(count, kv_heads, heads // kv_heads, dim)
-            part = F.scaled_dot_product_attention(
-                grouped, keys[:count, :, :longest], values[:count, :, :longest], attn_mask=mask, scale=self._scale
-            ).reshape(count, heads * dim)
+            with small_products():
+                part = F.scaled_dot_product_attention(
+                    grouped, keys[:count, :, :longest], values[:count, :, :longest], attn_mask=mask, scale=self._scale
+                ).reshape(count, heads * dim)
             if order is None:
                 return part
             if out is None:

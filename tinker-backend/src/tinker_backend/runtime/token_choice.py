@@ -72,7 +72,8 @@ def choose(logits_nV: Tensor, params: Sequence[ChoiceParams], draws: npt.NDArray
     if any(t != 1.0 for t in temperatures):
         logits_nV = logits_nV / torch.tensor(temperatures, device=logits_nV.device).unsqueeze(1)
     filtered = [i for i, p in enumerate(params) if p.filtered]
-    tokens, logprobs, normalizer = _draw(logits_nV, draws)
+    plain = not (top or filtered or any(p.temperature <= 0 for p in params))
+    tokens, logprobs, normalizer = _draw(logits_nV, draws, overwrite=plain)
     greedy = [i for i, p in enumerate(params) if p.temperature <= 0]
     if greedy:
         rows = torch.tensor(greedy, device=logits_nV.device)
@@ -91,29 +92,30 @@ def choose(logits_nV: Tensor, params: Sequence[ChoiceParams], draws: npt.NDArray
     return Choice(token_array, logprob_array, top_ids, top_logprobs)
 
 
-def _draw(logits: Tensor, draws: npt.NDArray[np.float64]) -> tuple[Tensor, Tensor, Tensor]:
+def _draw(logits: Tensor, draws: npt.NDArray[np.float64], overwrite: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Inverse-CDF sampling of the plain softmax: the block first, then the token in it. Returns tokens, logprobs, lse."""
     count, vocab = logits.shape
     peak = logits.amax(-1, keepdim=True)
     blocks = -(-vocab // _BLOCK)
     if blocks * _BLOCK == vocab:
-        mass = torch.sub(logits, peak).exp_()
+        mass = (logits.sub_(peak) if overwrite else torch.sub(logits, peak)).exp_()
     else:
         mass = logits.new_zeros(count, blocks * _BLOCK)
         torch.sub(logits, peak, out=mass[:, :vocab])
         mass[:, :vocab].exp_()
     mass = mass.view(count, blocks, _BLOCK)
+    rows = torch.arange(count, device=logits.device)
     cumulative = mass.sum(-1).double().cumsum(-1)
     total = cumulative[:, -1:]
     goal = torch.from_numpy(draws).to(logits.device).unsqueeze(1) * total
     block = torch.searchsorted(cumulative, goal, right=True).clamp_max_(blocks - 1)
     before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp_min(0)), torch.zeros_like(goal))
-    inside = mass[torch.arange(count, device=logits.device), block.squeeze(1)].double().cumsum(-1)
+    inside = mass[rows, block.squeeze(1)].double().cumsum(-1)
     rest = torch.minimum(goal - before, inside[:, -1:] * (1 - 1e-12)).clamp_min_(0.0)
     token = block * _BLOCK + torch.searchsorted(inside, rest, right=True).clamp_max_(_BLOCK - 1)
     token = token.clamp_max_(vocab - 1)
     normalizer = (total.log() + peak.double()).to(torch.float32)
-    logprobs = logits.gather(1, token) - normalizer
+    logprobs = (mass.view(count, -1).gather(1, token).double() / total).log_().to(torch.float32)
     return token.squeeze(1), logprobs.squeeze(1), normalizer.squeeze(1)
 
 

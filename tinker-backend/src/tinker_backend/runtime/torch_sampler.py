@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, InvalidStateError
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from tinker_backend.runtime.base_model import BaseModel
 from tinker_backend.runtime.batcher import Batcher, Job, Prompt, ReadChunk, Sample
 from tinker_backend.runtime.decoder import Adapters
+from tinker_backend.runtime.hardware import small_products
 from tinker_backend.runtime.head import Head, clip_segments
 from tinker_backend.runtime.lora import Adapter, AdapterLayout, AdapterSegment
 from tinker_backend.runtime.prompt_scores import PromptScores
@@ -36,6 +38,8 @@ from tinker_backend.runtime.training_run import FullLayout, TrainingRun
 from tinker_backend.runtime.weight_files import read_manifest, read_values
 
 log = logging.getLogger(__name__)
+
+_FEW_ROWS = 4
 
 
 class TorchSampler:
@@ -179,7 +183,7 @@ class TorchSampler:
             chosen = active[self._turn % len(active)]
             try:
                 self.batcher.ensure_space(chosen)
-                if chosen.running:
+                with small_products() if chosen.running <= _FEW_ROWS else nullcontext():
                     self._decode(chosen)
             except Exception as error:
                 log.exception("a decode step failed")
@@ -275,6 +279,8 @@ class TorchSampler:
     def _decode(self, weight_set: WeightSet) -> None:
         """One more token for every running sample of a weight set."""
         base = weight_set.base
+        if not weight_set.running:
+            return
         samples = [s for pool in weight_set.pools.values() for s in pool.owners]
         samples.sort(key=lambda s: s.job.version.name)
         tokens = torch.tensor([s.tokens[-1] for s in samples], device=base.device)

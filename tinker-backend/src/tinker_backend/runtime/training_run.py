@@ -103,19 +103,22 @@ class TrainingRun:
         if self.exp_avg is None or self.exp_avg_sq is None:
             self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.values), torch.zeros_like(self.values)
         self.step += 1
-        self._adamw(gradients, self.exp_avg, self.exp_avg_sq, params)
+        adamw(self.values, gradients, self.exp_avg, self.exp_avg_sq, self.step, params)
         return {"grad_norm": norm, "learning_rate": params.learning_rate, "step": float(self.step)}
 
-    def _adamw(self, gradients: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, params: OptimParams) -> None:
-        if params.weight_decay:
-            self.values.mul_(1 - params.learning_rate * params.weight_decay)
-        exp_avg.lerp_(gradients, 1 - params.beta1)
-        exp_avg_sq.mul_(params.beta2).addcmul_(gradients, gradients, value=1 - params.beta2)
-        correction1 = 1 - params.beta1**self.step
-        correction2 = (1 - params.beta2**self.step) ** 0.5
-        # The consumed gradients are the scratch buffer of the denominator.
-        denominator = torch.sqrt(exp_avg_sq, out=gradients).div_(correction2).add_(params.eps)
-        self.values.addcdiv_(exp_avg, denominator, value=-params.learning_rate / correction1)
+
+def adamw(
+    values: Tensor, gradients: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: int, params: OptimParams
+) -> None:
+    """AdamW with decoupled weight decay, in place; ``step`` counts from 1. ``gradients`` is used up as scratch."""
+    if params.weight_decay:
+        values.mul_(1 - params.learning_rate * params.weight_decay)
+    exp_avg.lerp_(gradients, 1 - params.beta1)
+    exp_avg_sq.mul_(params.beta2).addcmul_(gradients, gradients, value=1 - params.beta2)
+    correction1 = 1 - params.beta1**step
+    correction2 = (1 - params.beta2**step) ** 0.5
+    denominator = torch.sqrt(exp_avg_sq, out=gradients).div_(correction2).add_(params.eps)
+    values.addcdiv_(exp_avg, denominator, value=-params.learning_rate / correction1)
 
 
 def new_run(spec: RunSpec, base: BaseModel) -> TrainingRun:
