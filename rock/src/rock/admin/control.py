@@ -168,6 +168,12 @@ class ControlPlane:
             )
         return record
 
+    async def wait_while_pending(self, record: Record, seconds: float) -> None:
+        """Returns when the start is over, well or not, or after `seconds`."""
+        task = self._starts.get(record["sandbox_id"])
+        if task is not None and seconds > 0:
+            await asyncio.wait({task}, timeout=seconds)
+
     def _load(self) -> dict[str, int]:
         load: dict[str, int] = {}
         for record in self.records.values():

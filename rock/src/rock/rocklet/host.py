@@ -23,6 +23,7 @@ from pydantic import BaseModel
 
 from rock.config import RockConfig, read_key_file, write_key_file
 from rock.errors import RockError, SandboxStartError
+from rock.rocklet.children import watch_children_by_descriptor
 from rock.rocklet.guard import KeyGuard
 from rock.rocklet.ports import forward, join_websockets
 from rock.rocklet.statistics import statistics
@@ -168,6 +169,7 @@ def create_host_app(config: RockConfig, on_open: Callable[[], None] = lambda: No
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        watch_children_by_descriptor()
         await runtime.open()
         on_open()
         yield

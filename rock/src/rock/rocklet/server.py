@@ -15,6 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from rock.rocklet.app import create_app
+from rock.rocklet.children import watch_children_by_descriptor
 
 
 def make_server(app: FastAPI) -> uvicorn.Server:
@@ -48,6 +49,7 @@ def listen(uds: str) -> socket.socket:
 async def serve(app: FastAPI, listener: socket.socket, heartbeat: Path | None = None, patience: float = 60.0) -> None:
     """Serves until SIGTERM; with `heartbeat` also until that file was not touched for `patience` seconds, which is how
     a rocklet in a container notices the death of its worker."""
+    watch_children_by_descriptor()
     server = make_server(app)
     if heartbeat is None:
         await server.serve([listener])
@@ -82,6 +84,7 @@ def main() -> None:
         listener = listen(options.uds)
     else:
         listener = socket.create_server((options.host, options.port))
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if os.getpid() == 1:
         keep_serving(listener, options.heartbeat, options.patience)
     else:

@@ -24,7 +24,8 @@ from rock.sdk.transport import AdminTransport
 _LOG = logging.getLogger("rock.sdk")
 _MARGIN_SECONDS = 45.0
 _POLL_SECONDS = 25.0
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.03, 1.0
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.03, 1.0  # for admins that do not wait
+_STATUS_WAIT_SECONDS = 20.0
 _FILE_SECONDS = 600.0
 
 
@@ -74,7 +75,7 @@ class Sandbox:
         pause = _FIRST_PAUSE_SECONDS
         try:
             while True:
-                status = await self.get_status()
+                status = await self.get_status(wait=max(0.0, min(_STATUS_WAIT_SECONDS, end - time.monotonic())))
                 if status.state == "running" and status.is_alive:
                     return
                 self._raise_failed(status)
@@ -143,10 +144,14 @@ class Sandbox:
     ) -> None:
         await asyncio.shield(self.close())
 
-    async def get_status(self) -> SandboxStatus:
-        return SandboxStatus(
-            **await self.transport.call("GET", "/get_status", params={"sandbox_id": self._id()}, timeout=30)
-        )
+    async def get_status(self, wait: float = 0.0) -> SandboxStatus:
+        """State of the sandbox.
+
+        Args:
+            wait: seconds to wait at most while its start is under way.
+        """
+        params = {"sandbox_id": self._id(), **({"wait": wait} if wait else {})}
+        return SandboxStatus(**await self.transport.call("GET", "/get_status", params=params, timeout=30 + wait))
 
     async def is_alive(self) -> IsAlive:
         return IsAlive(**await self.transport.call("GET", "/is_alive", params={"sandbox_id": self._id()}, timeout=30))

@@ -41,8 +41,11 @@ def sandbox_routes(control: ControlPlane) -> APIRouter:
         return success({"is_alive": bool(answer.get("is_alive")), "message": ""})
 
     @router.get("/get_status")
-    async def get_status(sandbox_id: str, include_all_states: bool = False) -> JSONResponse:
+    async def get_status(
+        sandbox_id: str, include_all_states: bool = False, wait: float = Query(0, ge=0, le=30)
+    ) -> JSONResponse:
         record = control.record(sandbox_id)
+        await control.wait_while_pending(record, wait)
         if record["state"] == "running":
             control.touch(record)
         return success(status(record))
