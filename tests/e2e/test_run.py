@@ -161,6 +161,32 @@ def test_a_rollout_that_does_nothing_ends_with_reward_zero_and_exit_code_zero(co
     assert (summary["reward"], summary["episode_done"]) == (0.0, True)
 
 
+def test_the_right_edit_of_the_sympy_problem_ends_with_reward_one_and_a_report(configured, tmp_path):
+    from rock.harbor.tasks import build_repository_task
+    from rock.harbor.tasks.sources import SourceError
+
+    try:
+        task = build_repository_task("sympy__sympy-19637", tmp_path / "tasks")
+    except SourceError as error:
+        pytest.skip(f"the source release cannot be had: {error}")
+    edit = "sed -i 's/^        hit = kern in s$/            hit = kern in s/' sympy/core/sympify.py && git diff --stat"
+    fence = "```mswea_bash_command\n{}\n```"
+    turns = [[fence.format(edit)], [fence.format("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")]]
+    folder = configured(task, turns)
+    assert start(folder, "rollout", "--task-id", task.name).wait(500) == 0, (folder / "terminal.log").read_text()
+    summary = json.loads((results(folder) / "summary.json").read_text())
+    assert (summary["reward"], summary["episode_done"], summary["turns_used"]) == (1.0, True, 2)
+    status = json.loads((results(folder) / "report.json").read_text())[task.name]
+    assert status["resolved"] is True and not status["tests_status"]["PASS_TO_PASS"]["failure"]
+    turns_json = json.loads((results(folder) / "trajectory.json").read_text())["turns"]
+    first = turns_json[0]
+    kept = first["prompt_tokens"] + first["completion_tokens"]
+    assert (
+        turns_json[1]["prompt_tokens"][: len(kept)] == kept
+    )  # the second prompt holds the very tokens of the first turn
+    assert_clean(folder)
+
+
 def test_grpo_on_a_group_with_one_right_answer_trains_and_publishes(configured, mini_family):
     task = mini_task(mini_family)
     folder = configured(task, [[solution_of(task), "```bash\ntrue\n```"]])
