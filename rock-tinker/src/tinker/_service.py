@@ -253,10 +253,11 @@ class ServiceClient(Client):
         traceback: TracebackType | None,
     ) -> None:
         if kind is None:
-            self.close("success").result()
+            ending = self.close("success")
         else:
             status: Literal["errored", "interrupted"] = "errored" if issubclass(kind, Exception) else "interrupted"
-            self.close(status, f"{kind.__name__}: {error}").result()
+            ending = self.close(status, f"{kind.__name__}: {error}")
+        ending.future().result()  # a `with` block in async code has no way to await: the short block is meant
 
     def get_console_url(self) -> str:
         """The page of the session; that of all sessions before it exists."""
