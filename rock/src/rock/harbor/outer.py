@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 from pathlib import Path
 
 import rock
@@ -32,17 +33,18 @@ def outer_binds(harbor_python: str | Path, store: str | Path | None = None) -> l
     modules = "minisweagent.agents.default, rock.harbor.job_runner, rock.harbor.local_environment, rock.harbor.agents"
     modules += ", rock.model_service.server, rock.model_service.cli, uvicorn"
     probe = f"import sys, json, {modules}; print(json.dumps([sys.prefix, sys.base_prefix]))"
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "HOME": "/tmp",
-        "MSWEA_SILENT_STARTUP": "1",
-        "HARBOR_TELEMETRY": "off",
-        "PYTHONPATH": str(Path(rock.__file__).parents[1]),
-    }
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "MSWEA_SILENT_STARTUP": "1", "HARBOR_TELEMETRY": "off"}
     try:
-        done = subprocess.run(
-            [str(harbor_python), "-c", probe], capture_output=True, text=True, timeout=120, env=environment
-        )
+        with tempfile.TemporaryDirectory() as alone:
+            # Only this package, as in the sandbox: what is installed beside it is meant for another Python.
+            (Path(alone) / "rock").symlink_to(Path(rock.__file__).resolve().parent)
+            done = subprocess.run(
+                [str(harbor_python), "-c", probe],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                env={**environment, "PYTHONPATH": alone},
+            )
     except (OSError, subprocess.SubprocessError) as error:
         raise HarborPythonError(f"{harbor_python} does not run: {error}") from error
     if done.returncode != 0:
