@@ -199,12 +199,12 @@ def test_a_gradient_that_overflows_is_refused_and_the_run_lives_on(
 def test_a_failure_inside_the_shared_pass_fails_the_culprit_alone(
     new_trainer: NewTrainer, data: Any, cross_entropy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tinker_backend.runtime import torch_trainer
+    from tinker_backend.runtime.losses import LOSS_FUNCTIONS
 
     def explode(*_: Any) -> None:
         raise MemoryError("no memory for this loss")
 
-    monkeypatch.setitem(torch_trainer.LOSS_FUNCTIONS, "dro", explode)
+    monkeypatch.setitem(LOSS_FUNCTIONS, "dro", explode)
     trainer, batch = with_run(with_run(new_trainer()), "other"), data.batch(3)
     results = trainer.forward_backward(
         [LossRequest("run", 1, [data.policy_datum(5)], "dro"), cross_entropy("other", batch)]

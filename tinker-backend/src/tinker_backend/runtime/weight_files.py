@@ -56,13 +56,13 @@ def save_run(run: TrainingRun, path: str, kind: SaveKind) -> SavedWeights:
         if kind == "training":
             _write_training_state(run, staged)
         if kind != "external":
-            _write_manifest(run, staged, kind)
+            write_manifest(run.spec, run.base, run.step, staged, kind)
         files = {str(p.relative_to(staged)): p.stat().st_size for p in sorted(staged.rglob("*")) if p.is_file()}
         for name in files:
             (staged / name).chmod(0o644)
             _fsync(staged / name)
         _fsync(staged)
-        _put_in_place(staged, target)
+        put_in_place(staged, target)
     except OSError as error:
         raise RuntimeFault(f"weights cannot be written to {target}: {error}", "server") from error
     finally:
@@ -70,7 +70,8 @@ def save_run(run: TrainingRun, path: str, kind: SaveKind) -> SavedWeights:
     return SavedWeights(str(target), sum(files.values()), files)
 
 
-def _put_in_place(staged: Path, target: Path) -> None:
+def put_in_place(staged: Path, target: Path) -> None:
+    """Renames a finished folder to its name; an older one of that name goes."""
     if target.exists():
         old = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.old"
         os.rename(target, old)
@@ -148,14 +149,15 @@ def _write_training_state(run: TrainingRun, folder: Path) -> None:
         save_file({"gradients": run.gradients.cpu()}, str(folder / "gradients.safetensors"))
 
 
-def _write_manifest(run: TrainingRun, folder: Path, kind: SaveKind) -> None:
-    digests = {p.name: _sha256(p) for p in sorted(folder.iterdir())}
+def write_manifest(spec: RunSpec, base: BaseModel, step: int, folder: Path, kind: SaveKind) -> None:
+    """Writes ``tinker.json`` with the digests of all files that the folder holds so far."""
+    digests = {str(p.relative_to(folder)): _sha256(p) for p in sorted(folder.rglob("*")) if p.is_file()}
     content = {
         "format": FORMAT,
         "kind": kind,
-        "base_model": run.base.name,
-        "lora": asdict(run.spec.lora),
-        "step": run.step,
+        "base_model": base.name,
+        "lora": asdict(spec.lora),
+        "step": step,
         "sha256": digests,
     }
     (folder / "tinker.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -235,7 +237,7 @@ def load_run(spec: RunSpec, base: BaseModel, path: str, optimizer: bool) -> Trai
     Raises RuntimeFault (user) when the folder does not fit, (server) when it is damaged.
     """
     manifest = read_manifest(path)
-    _verify(Path(path), manifest)
+    verify(Path(path), manifest)
     saved = LoraSpec(**manifest["lora"])
     if saved.rank != spec.lora.rank:
         raise RuntimeFault(f"{path} was saved with rank {saved.rank}, the run has rank {spec.lora.rank}", "user")
@@ -287,7 +289,8 @@ def _fill(views: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: str)
         views[name].copy_(tensor)
 
 
-def _verify(folder: Path, manifest: Mapping[str, Any]) -> None:
+def verify(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Raises RuntimeFault (server) when a file is not the one that was written."""
     for name, digest in manifest["sha256"].items():
         if not (folder / name).is_file() or _sha256(folder / name) != digest:
             raise RuntimeFault(

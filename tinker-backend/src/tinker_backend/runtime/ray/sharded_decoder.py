@@ -93,7 +93,9 @@ class ShardedDecoder(_Weights):
     ) -> Tensor:
         """Evaluates ``losses`` on the hidden states; ``backward`` on the returned scalar adds all gradients."""
 
-        def block(_: Mapping[str, Tensor], x: Tensor, layer: int, rotation: Any, attend: Attend, to: Adapters) -> Tensor:
+        def block(
+            _: Mapping[str, Tensor], x: Tensor, layer: int, rotation: Any, attend: Attend, to: Adapters
+        ) -> Tensor:
             out: Tensor = self.layers[layer](x, rotation, attend, to, checkpointing)
             return out
 
@@ -168,9 +170,9 @@ def load_sharded(folder: Path, decoder: Decoder, options: ShardingOptions, train
         layers.append(module)
     root = ShardedDecoder(decoder, read(lambda name: not name.startswith("layers.")), layers, trained)
     fully_shard(root, mesh=options.mesh, reshard_after_forward=False, mp_policy=policy, offload_policy=offload)
-    for module in (root, *layers):
-        assert isinstance(module, FSDPModule)
+    for part in (root, *layers):
+        assert isinstance(part, FSDPModule)
         # Losses are sums, so gradients of ranks are added, not averaged; gloo knows no scaled sum.
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)
     return root

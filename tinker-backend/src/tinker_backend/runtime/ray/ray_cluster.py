@@ -1,0 +1,170 @@
+"""Ray: start or join it, reserve the devices of a placement, start actors in their seats, and wait for them with deadlines."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from tinker_backend.config import ClusterSection
+from tinker_backend.runtime.ray.placement import Placement, Seat
+from tinker_backend.runtime.roles import RuntimeFault
+
+log = logging.getLogger(__name__)
+
+_SMALL_STORE = 256 * 1024 * 1024
+
+
+class ActorLost(Exception):
+    """An actor died, does not answer in time, or cannot be reached; what it held is gone."""
+
+
+class RayCluster:
+    """The devices of one engine. Actors live no longer than this process."""
+
+    def __init__(self, config: ClusterSection, placement: Placement) -> None:
+        self.config, self.placement = config, placement
+        self._own_folder: tempfile.TemporaryDirectory[str] | None = None
+        self._group: PlacementGroup | None = None
+
+    def open(self) -> None:
+        """Joins Ray, or starts one, and reserves the devices. Raises RuntimeFault (user) when they are not there."""
+        # Logs of workers stay in Ray's session folder; the usage report would leave this machine.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        common: dict[str, Any] = {"namespace": self.config.namespace, "log_to_driver": True, "configure_logging": False}
+        if self.config.address is not None:
+            ray.init(address=self.config.address, **common)
+        else:
+            self._start_ray(common)
+        bundles = self.placement.bundles()
+        strategy = "STRICT_SPREAD" if len(bundles) > 1 else "PACK"
+        self._group = placement_group(bundles, strategy=strategy)
+        if not self._group.wait(self.config.start_timeout_seconds):
+            raise RuntimeFault(
+                f"Ray has no room for {bundles} within {self.config.start_timeout_seconds:.0f} s; it offers "
+                f"{ray.cluster_resources()}: correct device_mapping or start more Ray nodes",
+                "user",
+            )
+
+    def _start_ray(self, common: dict[str, Any]) -> None:
+        folder = self.config.temporary_folder
+        if folder is None:
+            self._own_folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
+        wanted = sum(bundle["CPU"] for bundle in self.placement.bundles())
+        ray.init(
+            num_cpus=self.config.cpus or int(wanted),
+            include_dashboard=False,
+            object_store_memory=self.config.object_store_bytes or (None if self.placement.on_gpus else _SMALL_STORE),
+            _temp_dir=str(folder or self._own_folder.name),  # type: ignore[union-attr]
+            _node_ip_address="127.0.0.1" if self.placement.nodes == 1 else None,
+            **common,
+        )
+
+    def close(self) -> None:
+        """Ends all actors, and Ray where this process started it."""
+        with contextlib.suppress(Exception):
+            if self._group is not None:
+                remove_placement_group(self._group)
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+        if self._own_folder is not None:
+            self._own_folder.cleanup()
+
+    def actor(
+        self, cls: type[Any], seat: Seat, *arguments: Any, variables: dict[str, str] | None = None, concurrency: int = 1
+    ) -> Any:
+        """Starts an actor in its seat, with the seat's GPUs visible and no others."""
+        environment = dict(variables or {})
+        if self.placement.on_gpus:
+            environment |= {
+                "CUDA_VISIBLE_DEVICES": ",".join(map(str, seat.local_devices)),
+                "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+            }
+        remote = ray.remote(cls).options(
+            # The bundle owns the node's GPUs; the seat says which of them, so that roles may share one.
+            num_cpus=1,
+            num_gpus=0,
+            max_restarts=0,
+            max_concurrency=concurrency,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group=self._group, placement_group_bundle_index=seat.node
+            ),
+            runtime_env={"env_vars": environment},
+        )
+        return remote.remote(*arguments)
+
+    def node_address(self, seat: Seat) -> str:
+        """Address of the node of a seat."""
+        if self.placement.nodes == 1 and self.config.address is None:
+            return "127.0.0.1"
+        probe = self.actor(NodeProbe, seat)
+        (address,) = wait_for([probe.address.remote()], self.config.start_timeout_seconds)
+        ray.kill(probe)
+        return str(address)
+
+    def free_port(self, seat: Seat) -> int:
+        """A port that is free on the node of a seat, or the one that the configuration fixes."""
+        if seat.port is not None:
+            return seat.port
+        probe = self.actor(NodeProbe, seat)
+        (port,) = wait_for([probe.free_port.remote()], self.config.start_timeout_seconds)
+        ray.kill(probe)
+        return int(port)
+
+
+class NodeProbe:
+    """Answers questions about the node it is on."""
+
+    def address(self) -> str:
+        """Address that other nodes reach it under."""
+        return str(ray.util.get_node_ip_address())
+
+    def free_port(self) -> int:
+        """A port that nobody listens on now."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return int(probe.getsockname()[1])
+
+
+def kill(actors: Sequence[Any]) -> None:
+    """Ends actors at once."""
+    for actor in actors:
+        with contextlib.suppress(Exception):
+            ray.kill(actor)
+
+
+def wait_for(references: Sequence[Any], seconds: float) -> list[Any]:
+    """Results of remote calls.
+
+    Raises what the calls raised, ActorLost when an actor died or the deadline passed.
+    """
+    try:
+        return list(ray.get(list(references), timeout=seconds))
+    except GetTimeoutError as error:
+        raise ActorLost(f"no answer within {seconds:.0f} s") from error
+    except RayActorError as error:
+        raise ActorLost(str(error).strip().splitlines()[0]) from error
+    except RayTaskError as error:
+        raise raised_by(error) from error
+    except RayError as error:
+        raise ActorLost(f"{type(error).__name__}: {error}") from error
+
+
+def raised_by(error: RayTaskError) -> BaseException:
+    """The exception of the remote method itself."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, RuntimeFault):
+        return RuntimeFault(str(cause), cause.category)
+    if cause is not None:
+        return RuntimeFault(f"{type(cause).__name__}: {cause}", "server")
+    return RuntimeFault(str(error).strip().splitlines()[-1], "server")
