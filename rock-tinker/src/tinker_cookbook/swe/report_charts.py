@@ -48,10 +48,10 @@ def advantages(step: dict[str, Any]) -> str:
         parts.append(
             f'<rect class="{tone}" x="{x + 8:.1f}" y="{top:.1f}" width="{width - 16:.1f}" height="{max(size, 1):.1f}" rx="2"/>'
         )
-        parts.append(_text(x + width / 2, middle + reach + 18, f"{index}", anchor="middle"))
+        parts.append(_text(x + width / 2, middle + reach + 34, f"{index}", anchor="middle"))
         label = middle - size - 5 if value >= 0 else middle + size + 14
         parts.append(_text(x + width / 2, label, f"{value:+.2f}", anchor="middle", tone="value"))
-    return _svg(middle + reach + 26, parts, "Advantages of the group")
+    return _svg(middle + reach + 42, parts, "Advantages of the group")
 
 
 def losses(steps: list[dict[str, Any]]) -> str:
