@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,10 @@ from torch import Tensor
 
 from tinker_backend.runtime.architecture import Architecture
 from tinker_backend.runtime.autograd import apply
+from tinker_backend.runtime.hardware import small_products
 from tinker_backend.runtime.roles import LoraSpec
 
+_FEW_ROWS = 64
 Key = tuple[int, str]
 """(layer, group); the head is (layers, "head")."""
 
@@ -192,31 +195,39 @@ def lora_linear(x: Tensor, weight: Tensor, bias: Tensor | None, segments: list[A
 
 def _add_low_rank(x: Tensor, out: Tensor, segments: list[AdapterSegment], key: Key) -> list[Tensor | None]:
     kept: list[Tensor | None] = []
-    for segment in segments:
-        packed = segment.adapter.packed(key) if segment.adapter is not None else None
-        if packed is None:
-            kept.append(None)
-            continue
-        u = x[segment.start : segment.stop] @ packed.a_RI.t()
-        out[segment.start : segment.stop].addmm_(u, packed.b_OR.t())
-        kept.append(u)
+    with _products_of(segments):
+        for segment in segments:
+            packed = segment.adapter.packed(key) if segment.adapter is not None else None
+            if packed is None:
+                kept.append(None)
+                continue
+            u = x[segment.start : segment.stop] @ packed.a_RI.t()
+            out[segment.start : segment.stop].addmm_(u, packed.b_OR.t())
+            kept.append(u)
     return kept
+
+
+def _products_of(segments: list[AdapterSegment]) -> AbstractContextManager[None]:
+    """Many runs with few rows each make many small products."""
+    few = len(segments) > 1 and all(s.stop - s.start <= _FEW_ROWS for s in segments)
+    return small_products() if few else nullcontext()
 
 
 def low_rank_backward(
     x: Tensor, grad: Tensor, grad_x: Tensor, kept: list[Tensor | None], segments: list[AdapterSegment], key: Key
 ) -> None:
     """Adds the low-rank part to ``grad_x`` and feeds the sinks. ``kept`` is x A^T per segment, as of the forward."""
-    for segment, u in zip(segments, kept, strict=True):
-        if segment.adapter is None or u is None:
-            continue
-        packed = segment.adapter.packed(key)
-        assert packed is not None
-        rows = slice(segment.start, segment.stop)
-        du = grad[rows] @ packed.b_OR
-        grad_x[rows].addmm_(du, packed.a_RI)
-        if segment.sink is not None:
-            segment.sink.add(key, x[rows], u, du, grad[rows])
+    with _products_of(segments):
+        for segment, u in zip(segments, kept, strict=True):
+            if segment.adapter is None or u is None:
+                continue
+            packed = segment.adapter.packed(key)
+            assert packed is not None
+            rows = slice(segment.start, segment.stop)
+            du = grad[rows] @ packed.b_OR
+            grad_x[rows].addmm_(du, packed.a_RI)
+            if segment.sink is not None:
+                segment.sink.add(key, x[rows], u, du, grad[rows])
 
 
 class _LoraLinear(torch.autograd.Function):
