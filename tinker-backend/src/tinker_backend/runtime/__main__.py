@@ -33,9 +33,16 @@ def main() -> int:
     def build() -> Any:
         # torch is imported here, on the engine's thread, so that the socket is bound at once.
         from tinker_backend.config import EngineConfig
+        from tinker_backend.engine_rules import is_cluster
+
+        config = EngineConfig.load(options.engine)
+        if is_cluster(config):
+            from tinker_backend.runtime.ray.build_cluster import build_cluster
+
+            return build_cluster(config)
         from tinker_backend.runtime.build import build_engine
 
-        return build_engine(EngineConfig.load(options.engine))
+        return build_engine(config)
 
     return Service(options.endpoint, options.parent, build, importlib.metadata.version("tinker-backend")).run()
 

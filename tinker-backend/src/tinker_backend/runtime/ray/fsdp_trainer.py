@@ -34,8 +34,10 @@ _GRACE_SECONDS = 20.0
 class FsdpTrainer:
     """Calls every rank with the same arguments and merges what they answer. One thread drives it."""
 
-    def __init__(self, cluster: RayCluster, settings: RankSettings) -> None:
+    def __init__(self, cluster: RayCluster, settings: RankSettings, names: set[str] | None = None) -> None:
         self.cluster, self.settings = cluster, settings
+        self.names = names or {settings.name}
+        """Names that clients may use for the base model."""
         self.runs: set[str] = set()
         self.ranks: list[Any] = []
 
@@ -119,6 +121,9 @@ class FsdpTrainer:
 
     def _check(self, run: RunSpec) -> None:
         lora, most = run.lora, self.settings.max_lora_rank
+        if run.base_model not in self.names:
+            served = ", ".join(sorted(self.names))
+            raise RuntimeFault(f"base_model {run.base_model!r} is not served; served: {served}", "user")
         if not 0 <= lora.rank <= most:
             raise RuntimeFault(f"rank {lora.rank} is not possible; 1 to {most}, or 0 to train all weights", "user")
         if lora.rank and not (lora.train_attn or lora.train_mlp or lora.train_unembed):

@@ -1,0 +1,197 @@
+"""vLLM replicas beside the torch trainer: logprobs equal the trainer's, versions stay apart, a dead replica is replaced."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tinker_backend.runtime.calls import Call
+from tinker_backend.runtime.roles import (
+    Datum,
+    LoraSpec,
+    LossRequest,
+    OptimParams,
+    RunSpec,
+    RuntimeFault,
+    SampleRequest,
+    SampleResult,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+CLOSE = 1e-4
+PROMPT = np.array([5, 17, 300, 42, 8, 77, 123, 9], dtype=np.int32)
+
+
+class Driver:
+    """Calls an engine and waits."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.numbers = iter(range(10**6))
+
+    def start(self, method: str, **params: Any) -> Callable[[], Any]:
+        done = threading.Event()
+        answers: list[Any] = []
+        self.engine.submit(Call(method, params, lambda answer: (answers.append(answer), done.set())))
+
+        def wait() -> Any:
+            assert done.wait(300), f"{method} was not answered"
+            if isinstance(answers[0], RuntimeFault):
+                raise answers[0]
+            return answers[0]
+
+        return wait
+
+    def __call__(self, method: str, **params: Any) -> Any:
+        return self.start(method, **params)()
+
+    def begin_sample(self, sampler: str, tokens: np.ndarray = PROMPT, **fields: Any) -> Callable[[], Any]:
+        fields = {"max_tokens": 6, "seed": 3} | fields
+        return self.start("sample", request=SampleRequest(f"r{next(self.numbers)}", sampler, tokens, **fields))
+
+    def sample(self, sampler: str, tokens: np.ndarray = PROMPT, **fields: Any) -> SampleResult:
+        result = self.begin_sample(sampler, tokens, **fields)()
+        assert isinstance(result, SampleResult)
+        return result
+
+    def logprobs(self, run: str, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """The trainer's logprobs of ``tokens`` after ``prompt``."""
+        whole = np.concatenate([prompt, tokens])
+        datum = Datum(whole[:-1].astype(np.int32), {"target_tokens": whole[1:].astype(np.int64)})
+        request = LossRequest(run, 1, [datum], "cross_entropy", forward_only=True)
+        (answer,) = self("forward_backward", batch=[request])
+        assert not isinstance(answer, RuntimeFault), answer
+        return np.asarray(answer.outputs[0]["logprobs"])[-len(tokens) :]
+
+    def train(self, run: str, rank: int, steps: int = 2, rate: float = 0.02) -> None:
+        self("create", run=RunSpec(run, "tiny", LoraSpec(rank=rank, seed=7)))
+        self.step(run, steps, rate)
+
+    def step(self, run: str, steps: int = 1, rate: float = 0.02) -> None:
+        rng = np.random.default_rng(len(run))
+        for _ in range(steps):
+            tokens = rng.integers(3, 500, 30)
+            datum = Datum(tokens[:-1].astype(np.int32), {"target_tokens": tokens[1:].astype(np.int64)})
+            self("forward_backward", batch=[LossRequest(run, 1, [datum], "cross_entropy")])
+            self("optim_step", run_id=run, params=OptimParams(learning_rate=rate))
+
+
+@pytest.fixture(scope="module")
+def driver(tiny_models: Any) -> Iterator[Driver]:
+    """A torch trainer and two vLLM replicas over a tiny model."""
+    from tinker_backend.config import EngineConfig
+    from tinker_backend.runtime.ray.build_cluster import build_cluster
+
+    vllm = {"strategy_name": "vllm", "strategy_config": {"enforce_eager": True, "max_num_seqs": 16}}
+    config = EngineConfig.model_validate(
+        {
+            "pretrain": str(tiny_models("llama")),
+            "model_name": "tiny",
+            "device": "cpu",
+            "threads": 1,
+            "sequence_length": 128,
+            "actor_train": {"model_args": {"dtype": "float32", "max_lora_rank": 8}},
+            "actor_infer": {"strategy_args": vllm, "device_mapping": [0, 1]},
+            "cluster": {"cpus": 2, "object_store_bytes": 100 * 1024 * 1024, "call_timeout_seconds": 200},
+        }
+    )
+    built = build_cluster(config)
+    threading.Thread(target=built.engine.run, daemon=True).start()
+    yield Driver(built.engine)
+    built.engine.stop()
+
+
+def test_samples_have_the_logprobs_of_the_trainer(driver: Driver) -> None:
+    driver("load_sampler", version="base", base_model="tiny", path=None)
+    driver.train("adapter", 8)
+    driver("publish", run_id="adapter", version="v1")
+    driver("create", run=RunSpec("untrained", "tiny", LoraSpec(rank=8, seed=1)))
+    for version, run in (("v1", "adapter"), ("base", "untrained")):
+        result = driver.sample(version, num_samples=3, topk_sample_logprobs=4)
+        assert len(result.sequences) == 3 and len({tuple(s.tokens) for s in result.sequences}) > 1
+        for sequence in result.sequences:
+            expected = driver.logprobs(run, PROMPT, sequence.tokens)
+            np.testing.assert_allclose(sequence.logprobs, expected, atol=CLOSE)
+            assert sequence.topk is not None and sequence.topk.token_ids.shape == (len(sequence.tokens), 4)
+    # A fixed seed gives the same tokens; a temperature shows in the logprobs.
+    first, again = (driver.sample("v1", seed=11).sequences[0].tokens.tolist() for _ in range(2))
+    assert first == again
+    cold = driver.sample("v1", temperature=0.25).sequences[0]
+    assert cold.logprobs.mean() > driver.logprobs("adapter", PROMPT, cold.tokens).mean() + 0.1
+
+
+def test_prompt_scores_of_tuned_models_come_from_the_trainer(driver: Driver) -> None:
+    targets = np.tile(np.array([3, 9], dtype=np.int64), (len(PROMPT) - 1, 1))
+    for version, run in (("v1", "adapter"), ("base", "untrained")):
+        result = driver.sample(version, prompt_logprobs=True, topk_prompt_logprobs=3, max_tokens=2)
+        assert result.prompt_logprobs is not None and np.isnan(result.prompt_logprobs[0])
+        expected = driver.logprobs(run, PROMPT[:1], PROMPT[1:])
+        np.testing.assert_allclose(result.prompt_logprobs[1:], expected, atol=CLOSE)
+        assert result.topk_prompt_logprobs is not None and len(result.sequences[0].tokens) == 2
+        chosen = driver.sample(version, target_prompt_logprobs=targets, max_tokens=0)
+        assert chosen.sequences[0].tokens.size == 0
+        wanted = driver.logprobs(run, PROMPT[:3], np.array([9]))
+        assert np.asarray(chosen.target_prompt_logprobs)[2, 1] == pytest.approx(float(wanted[0]), abs=CLOSE)
+
+
+def test_base_and_adapters_asked_at_once_do_not_mix(driver: Driver) -> None:
+    alone = {name: driver.sample(name, temperature=0.0).sequences[0] for name in ("base", "v1")}
+    waits = [(name, driver.begin_sample(name, temperature=0.0)) for _ in range(8) for name in ("base", "v1")]
+    for name, wait in waits:
+        sequence = wait().sequences[0]
+        assert sequence.tokens.tolist() == alone[name].tokens.tolist()
+        np.testing.assert_allclose(sequence.logprobs, alone[name].logprobs, atol=CLOSE)
+
+
+def test_versions_are_frozen_and_full_weights_take_turns(driver: Driver) -> None:
+    before = driver.sample("v1", temperature=0.0).sequences[0]
+    driver.step("adapter", 2)
+    driver("publish", run_id="adapter", version="v2")
+    after = driver.sample("v2", temperature=0.0).sequences[0]
+    np.testing.assert_allclose(after.logprobs, driver.logprobs("adapter", PROMPT, after.tokens), atol=CLOSE)
+    still = driver.sample("v1", temperature=0.0).sequences[0]
+    assert still.tokens.tolist() == before.tokens.tolist()
+    np.testing.assert_allclose(still.logprobs, before.logprobs, atol=CLOSE)
+    driver.train("full", 0, rate=1e-3)
+    driver("publish", run_id="full", version="f1")
+    full = driver.sample("f1").sequences[0]
+    np.testing.assert_allclose(full.logprobs, driver.logprobs("full", PROMPT, full.tokens), atol=CLOSE)
+    base = driver.sample("base").sequences[0]
+    np.testing.assert_allclose(base.logprobs, driver.logprobs("untrained", PROMPT, base.tokens), atol=CLOSE)
+    once_more = driver.sample("v2", temperature=0.0).sequences[0]
+    np.testing.assert_allclose(once_more.logprobs, after.logprobs, atol=CLOSE)
+    folder = Path(driver.engine.exchange.folder)
+    assert len(list(folder.iterdir())) == 3
+    driver("drop_sampler", version="v2")
+    assert len(list(folder.iterdir())) == 2
+    with pytest.raises(RuntimeFault, match="not loaded"):
+        driver.sample("v2")
+
+
+def test_wrong_requests_are_refused_and_stops_are_kept(driver: Driver) -> None:
+    with pytest.raises(RuntimeFault, match="outside the vocabulary"):
+        driver.sample("base", np.array([1, 100000], dtype=np.int32))
+    with pytest.raises(RuntimeFault, match="not served"):
+        driver("load_sampler", version="x", base_model="other", path=None)
+    free = driver.sample("base", temperature=0.0, max_tokens=8).sequences[0]
+    stopped = driver.sample("base", temperature=0.0, max_tokens=8, stop_token_ids=[int(free.tokens[3])]).sequences[0]
+    cut = free.tokens.tolist().index(int(free.tokens[3])) + 1
+    assert stopped.tokens.tolist() == free.tokens.tolist()[:cut] and stopped.stop_reason == "stop"
+
+
+def test_a_killed_replica_is_replaced_and_its_requests_are_answered(driver: Driver) -> None:
+    sampler = driver.engine.sampler.sampler
+    prompts = [np.roll(PROMPT, shift) for shift in range(8)]
+    expected = [driver.sample("v1", tokens, temperature=0.0, max_tokens=20).sequences[0] for tokens in prompts]
+    victim = sampler.pids()[0]
+    waits = [driver.begin_sample("v1", tokens, temperature=0.0, max_tokens=20) for tokens in prompts]
+    os.kill(victim, signal.SIGKILL)
+    for wait, sequence in zip(waits, expected, strict=True):
+        assert wait().sequences[0].tokens.tolist() == sequence.tokens.tolist()
