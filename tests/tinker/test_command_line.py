@@ -123,7 +123,7 @@ def test_changes_print_nothing(run: Any, server: Any, arguments: str, sent: str,
         (f"checkpoint delete -y {PATH} --type weights", "go with --run-id"),
         ("run list -c bad", "Unknown column(s): bad"),
         ("auth whoami", "plain API keys"),
-        ("auth logout", "No default credential is stored"),
+        ("auth logout", "This machine keeps no default key"),
         ("checkpoint info tinker://run:train:0/weights/missing", "Checkpoint not found"),
     ],
 )

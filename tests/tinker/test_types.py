@@ -211,7 +211,7 @@ def test_spans_must_tile(datum: Any) -> None:
     tiled = datum().with_provenance(spans, spans)
     assert tiled.model_input_spans == spans and tiled.loss_fn_input_spans == spans
     for model_input, loss_inputs, where in ((spans[:1], spans, "model_input"), (spans, [], "loss_fn_inputs")):
-        with pytest.raises(ValueError, match=f"{where} spans cover"):
+        with pytest.raises(ValueError, match=f"{where} has .* spans add up to"):
             datum().with_provenance(model_input, loss_inputs)
     for kind in (prompt_span, sampled):
         with pytest.raises(ValueError, match="length must be >= 0, got -1"):
@@ -243,10 +243,10 @@ def test_lengths_of_images_and_sound() -> None:
         ModelInput(chunks=[image]).to_ints()
     assert types.DmelChunk(dmel=bytes([254, 0, 2, 3, 4])).length == 3
     assert types.DmelChunk(dmel=bytes([7, 2, 0x83, 0x01, 4])).length == 131
-    for broken, message in ((b"", "empty"), (b"\x09\x01\x01", "dtype byte: 9"), (b"\x01\x00", "no dimension")):
+    for broken, message in ((b"", "empty"), (b"\x09\x01\x01", "dtype 9"), (b"\x01\x00", "without dimensions")):
         with pytest.raises(ValueError, match=message):
             types.DmelChunk(dmel=broken).length  # noqa: B018
-    with pytest.raises(ValueError, match="truncated"):
+    with pytest.raises(ValueError, match="ends within its header"):
         types.DmelChunk(dmel=b"\x01\x02\x83").length  # noqa: B018
 
 

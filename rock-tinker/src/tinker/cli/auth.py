@@ -67,13 +67,13 @@ def logout() -> None:
     stored = credentials.keys.get(credentials.default or "")
     if credentials.default is None or stored is None:
         raise CliError(
-            "No default credential is stored", "There is nothing to log out from. Run 'tinker auth login' to log in."
+            "This machine keeps no default key", "So there is none to remove; `tinker auth login` would store one."
         )
     if stored.type == "generated":
         _revoke(stored.key)
     keys = {key_id: key for key_id, key in credentials.keys.items() if key_id != credentials.default}
     write_credentials(CredentialsFile(default=None, keys=keys))
-    click.echo(f"Logged out; the key {stored.name!r} was removed.")
+    click.echo(f"Key {stored.name!r} is no longer on this machine.")
 
 
 def _revoke(key: str) -> None:

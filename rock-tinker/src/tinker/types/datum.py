@@ -64,8 +64,8 @@ def _check_tiling(name: str, spans: ProvenanceSpans, length: int) -> None:
     covered = sum(span.length for span in spans)
     if covered != length:
         raise ValueError(
-            f"with_provenance {name} spans cover {covered} positions but the field has {length}; "
-            "the runs must tile it exactly"
+            f"{name} has {length} positions and its provenance spans add up to {covered}; "
+            "give spans whose lengths sum to the number of positions"
         )
 
 

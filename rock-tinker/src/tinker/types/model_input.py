@@ -68,7 +68,10 @@ class ImageAssetPointerChunk(Request):
 
 def _expected(chunk: ImageChunk | ImageAssetPointerChunk) -> int:
     if chunk.expected_tokens is None:
-        raise ValueError(f"{type(chunk).__name__} expected_tokens needs to be set in order to compute the length")
+        raise ValueError(
+            f"the length of this {type(chunk).__name__} is not known here: give it expected_tokens, the number of "
+            "positions that it takes"
+        )
     return chunk.expected_tokens
 
 
@@ -101,12 +104,12 @@ def _first_dimension(container: bytes) -> int:
     """Read a tensor container header: [marker 254] dtype, then LEB128 ndim and dimensions."""
     offset = 1 if container[:1] == bytes([_CONTAINER_MARKER]) else 0
     if len(container) <= offset:
-        raise ValueError("TensorContainer bytes are empty")
+        raise ValueError("dmel is empty: it must hold a serialized tensor")
     if container[offset] >= _CONTAINER_DTYPES:
-        raise ValueError(f"Unknown TensorContainer dtype byte: {container[offset]}")
+        raise ValueError(f"dmel names dtype {container[offset]}; known are 0 to {_CONTAINER_DTYPES - 1}")
     ndim, offset = _leb128(container, offset + 1)
     if ndim == 0:
-        raise ValueError("TensorContainer tensor has no dimension 0")
+        raise ValueError("dmel holds a tensor without dimensions; it needs at least one")
     return _leb128(container, offset)[0]
 
 
@@ -114,7 +117,7 @@ def _leb128(data: bytes, offset: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if offset >= len(data) or shift > 63:
-            raise ValueError("TensorContainer header is truncated")
+            raise ValueError("dmel ends within its header")
         byte = data[offset]
         value |= (byte & 0x7F) << shift
         offset += 1
