@@ -19,6 +19,7 @@ _COMMANDS = {
     "sandbox": ("rock.cli.sandbox", "sandbox", "Start, use and stop sandboxes."),
     "image": ("rock.cli.image", "image", "Images of the local runtime."),
     "crypto": ("rock.cli.crypto", "crypto", "Keys, encryption, decryption."),
+    "code-service": ("rock.cli.code_service", "code_service", "POST /run_code: programs in sandboxes, for graders."),
     "doctor": ("rock.cli.doctor", "doctor", "Says what this machine can do for sandboxes."),
     "job": ("rock.cli.job", "job", "Bash and Harbor jobs in sandboxes."),
     "datasets": ("rock.datasets.cli", "datasets", "Task datasets."),

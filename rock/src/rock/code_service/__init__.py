@@ -1,0 +1,1 @@
+"""Runs programs for graders: `POST /run_code`, each run in a sandbox of its own."""
