@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import socket
@@ -22,8 +21,12 @@ import yaml
 
 from rock.sdk import Sandbox, SandboxConfig
 
+sys.path.insert(0, str(Path(__file__).parent))
+from debian_archive import ArchiveMissing
+from docker_daemon import BASE_IMAGE, DockerDaemon, NoDaemon, ping, provide_image
+
 STATE_PARENT = os.environ.get("ROCK_TEST_STATE", "/var/tmp")
-DOCKER_IMAGE = "rock-test:base"
+DOCKER_IMAGE = BASE_IMAGE
 _START_SECONDS = 60.0
 
 
@@ -105,80 +108,40 @@ class RockStack:
 
 
 @pytest.fixture(scope="session")
-def docker_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def docker_url() -> Iterator[str]:
     """A Docker daemon that has the image rock-test:base; one is started here if none runs. Skips with the reason."""
-    docker = pytest.importorskip("docker")
-
-    def ping(url: str) -> str:
-        try:
-            docker.DockerClient(base_url=url, timeout=5).ping()
-            return ""
-        except Exception as error:
-            return str(error)
-
+    pytest.importorskip("docker")
     url = os.environ.get("ROCK_TEST_DOCKER") or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-    daemon: subprocess.Popen[bytes] | None = None
-    folder = Path(tempfile.mkdtemp(prefix="rock-dockerd-", dir=STATE_PARENT))
-    if ping(url):
-        if shutil.which("dockerd") is None or os.geteuid() != 0:
-            pytest.skip(f"no Docker daemon at {url}, and none can be started here (no dockerd, or not root)")
-        url = f"unix://{folder}/docker.sock"
-        command = ["dockerd", "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec", "-H", url]
-        with (folder / "log").open("wb") as log:
-            daemon = subprocess.Popen(
-                [*command, "--pidfile", f"{folder}/pid"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        end = time.monotonic() + 60
-        while problem := ping(url):
-            if daemon.poll() is not None or time.monotonic() > end:
-                daemon.kill()
-                text = (folder / "log").read_text(errors="replace")[-1000:]
-                pytest.skip(f"dockerd does not start here: {problem}: {text}")
-            time.sleep(0.2)
+    daemon: DockerDaemon | None = None
     try:
-        client = docker.DockerClient(base_url=url, timeout=120)
-        try:
-            client.images.get(DOCKER_IMAGE)
-        except docker.errors.ImageNotFound:
-            _import_debian(client, folder)
+        if ping(url):
+            daemon = DockerDaemon(STATE_PARENT)
+            daemon.start()
+            url = daemon.url
+        provide_image(url, DOCKER_IMAGE)
         yield url
+    except (NoDaemon, ArchiveMissing) as error:
+        pytest.skip(str(error))
     finally:
         if daemon is not None:
-            daemon.terminate()
-            daemon.wait(30)
-            subprocess.run(["ip", "link", "del", "docker0"], capture_output=True)
-            subprocess.run(["umount", f"{folder}/exec/netns/default"], capture_output=True)
-        shutil.rmtree(folder, ignore_errors=True)
+            daemon.stop()
 
 
-def _import_debian(client: Any, folder: Path) -> None:
-    """Makes rock-test:base from Debian packages: no image registry is needed."""
-    if shutil.which("debootstrap") is None:
-        pytest.skip(f"image {DOCKER_IMAGE} is missing and debootstrap is not installed")
-    found: list[str] = []
-    for source in [Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("*")]:
-        if source.is_file():
-            found += re.findall(r"https?://\S+/debian/?(?=\s|$)", source.read_text())
-    if not found:
-        pytest.skip("no Debian mirror in /etc/apt/sources.list: cannot make an image")
-    command = [
-        "debootstrap",
-        "--variant=minbase",
-        "--include=python3,procps",
-        "bookworm",
-        str(folder / "deb"),
-        found[0],
-    ]
-    made = subprocess.run(command, capture_output=True, text=True)
-    if made.returncode != 0:
-        pytest.skip(f"debootstrap failed: {made.stdout[-500:]}")
-    archive = folder / "deb.tar"
-    subprocess.run(["tar", "-C", str(folder / "deb"), "-cf", str(archive), "."], check=True)
-    client.api.import_image_from_file(str(archive), *DOCKER_IMAGE.split(":"))
+@pytest.fixture
+def own_docker_daemon() -> Iterator[DockerDaemon]:
+    """A daemon for one test alone, with the image rock-test:base. Skips with the reason."""
+    pytest.importorskip("docker")
+    daemon: DockerDaemon | None = None
+    try:
+        daemon = DockerDaemon(STATE_PARENT)
+        daemon.start()
+        provide_image(daemon.url, DOCKER_IMAGE)
+        yield daemon
+    except (NoDaemon, ArchiveMissing) as error:
+        pytest.skip(str(error))
+    finally:
+        if daemon is not None:
+            daemon.stop()
 
 
 @pytest.fixture(scope="module", params=["local", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])])

@@ -45,6 +45,7 @@ class SandboxConfig(BaseModel):
     disk: str | None = "50G"
     network: str | None = None
     env: dict[str, str] = {}
+    resources: dict[str, float] = {}
 
     @model_validator(mode="after")
     def _one_end(self) -> SandboxConfig:
@@ -66,6 +67,8 @@ class SandboxConfig(BaseModel):
         """Body of /start_async."""
         left_out = {"base_url", "extra_headers", "user_id", "experiment_id", "cluster", "namespace"}
         body = self.model_dump(exclude=left_out, exclude_none=True)
+        if not self.resources:
+            del body["resources"]
         return {**body, "auto_clear_time_minutes": self.auto_clear_seconds / 60}
 
 

@@ -20,6 +20,7 @@ from rock.sdk.job_config import BashJobConfig, HarborJobConfig, JobConfig
 from rock.sdk.job_result import HarborTrialResult, JobResult, read_trials
 from rock.sdk.model_service import ModelServiceClient
 from rock.sdk.model_service_channel import SandboxPortChannel
+from rock.sdk.nested_docker import NESTED_DOCKER_SECONDS, python_mounts, start_nested_docker
 from rock.sdk.sandbox import Sandbox
 
 __all__ = ["BashJobConfig", "HarborJobConfig", "HarborTrialResult", "Job", "JobResult"]
@@ -38,12 +39,14 @@ class Job:
     """One job. ``submit``, then ``wait`` (with a puller that serves ``model_service`` meanwhile), ``export``, ``close``.
 
     One budget, ``config.timeout``, bounds everything from the start of the sandbox on; each phase gets what is left of it or its
-    own shorter limit. A failure names its phase: start, upload, model-service, submit, wait or collect.
+    own shorter limit. A failure names its phase: start, docker, upload, model-service, submit, wait or collect.
     """
 
     def __init__(self, config: HarborJobConfig | BashJobConfig, sandbox: Sandbox | None = None) -> None:
         self.config = config
         self.sandbox = sandbox or Sandbox(_sandbox_config(config))
+        self._nested_docker = isinstance(config, HarborJobConfig) and config.environment.uses_docker
+        self._mounts: list[dict[str, Any]] = []
         self._deadline = 0.0
         self._service: ModelServiceClient | None = None
         self._job_id: str | None = None
@@ -90,6 +93,9 @@ class Job:
             async with self._phase("start", self.config.environment.startup_timeout + 10):
                 if not self.sandbox.sandbox_id:
                     await self.sandbox.start()
+            if self._nested_docker:
+                async with self._phase("docker", NESTED_DOCKER_SECONDS):
+                    await self._prepare_docker()
             if self.config.environment.proxy.enabled:
                 async with self._phase("model-service", MODEL_SERVICE_SECONDS):
                     await self._launch_model_service()
@@ -191,13 +197,20 @@ class Job:
         except (RockError, OSError) as error:
             raise JobError(f"phase {name} of job {self.config.job_name} failed: {error}", name) from error
 
+    async def _prepare_docker(self) -> None:
+        """The sandbox's own daemon, and what task containers must see of the sandbox."""
+        await start_nested_docker(self.sandbox)
+        assert isinstance(self.config, HarborJobConfig)
+        if self.config.needs_agent_python:
+            self._mounts = await python_mounts(self.sandbox, self.config.environment.python)
+
     async def _launch_model_service(self) -> None:
         environment = self.config.environment
         folder = f"{DATA_DIR}/model-service"
         token = secrets.token_hex(16)
         token_file = f"{folder}/puller-token"
         await self.sandbox.write_file(token_file, token, mode=0o600)
-        host = environment.proxy.host or ("0.0.0.0" if environment.type == "docker" else "127.0.0.1")
+        host = environment.proxy.host or ("0.0.0.0" if self._nested_docker else "127.0.0.1")
         words = [environment.python, "-B", "-m", "rock.model_service", "start", "--foreground", "--host", host]
         words += ["--port", str(environment.proxy.port), "--data-dir", folder, "--token-file", token_file]
         words += ["--request-timeout", f"{self.remaining:.0f}"]
@@ -228,7 +241,7 @@ class Job:
         config = self.config
         if isinstance(config, HarborJobConfig):
             path = f"{USER_DIR}/{config.job_name}.json"
-            content = json.dumps(config.harbor_config(await self._base_url()), indent=2)
+            content = json.dumps(config.harbor_config(await self._base_url(), self._mounts), indent=2)
             await self.sandbox.write_file(path, content, mode=0o600)
             command = shlex.join([config.environment.python, "-B", "-m", "rock.harbor.job_runner", path])
             cwd = None
@@ -254,7 +267,7 @@ class Job:
         if not environment.proxy.enabled:
             return None
         address = "127.0.0.1"
-        if environment.type == "docker":
+        if self._nested_docker:
             found = await self.sandbox.execute("hostname -I", timeout=20)
             address = (found.stdout.split() or [""])[0]
             if not address:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -47,6 +48,7 @@ class JobEnvironment(SandboxConfig):
         python_path: folder in the sandbox that holds the package rock for that Python.
         type, import_path: Harbor's environment for tasks: one of its own ("docker"), or a class.
         kwargs: arguments of that class.
+        mounts: docker: further mounts of a task's container, {type: bind, source, target, read_only}, of the sandbox's files.
     """
 
     uploads: list[tuple[str, str]] = []
@@ -56,6 +58,7 @@ class JobEnvironment(SandboxConfig):
     type: str | None = None
     import_path: str | None = None
     kwargs: dict[str, Any] = {}
+    mounts: list[dict[str, Any]] = []
     force_build: bool = False
     delete: bool = True
     override_cpus: float | None = None
@@ -68,12 +71,17 @@ class JobEnvironment(SandboxConfig):
             raise ValueError("set type or import_path, not both")
         return self
 
+    @property
+    def uses_docker(self) -> bool:
+        """Whether tasks run as containers of a Docker daemon in the sandbox."""
+        return self.import_path is None and self.type in (None, "docker")
+
     def sandbox_config(self) -> SandboxConfig:
         """The part that describes the sandbox."""
         return SandboxConfig(**{name: getattr(self, name) for name in SandboxConfig.model_fields})
 
-    def harbor_environment(self) -> dict[str, Any]:
-        """The part that describes Harbor's environment."""
+    def harbor_environment(self, mounts: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        """The part that describes Harbor's environment. ``mounts`` come beside those of the configuration."""
         kind: dict[str, Any] = (
             {"import_path": self.import_path} if self.import_path else {"type": self.type or "docker"}
         )
@@ -81,6 +89,8 @@ class JobEnvironment(SandboxConfig):
         if self.import_path == LOCAL_ENVIRONMENT:
             kwargs.setdefault("agent_pythons", [self.python])
         names = ("force_build", "delete", "override_cpus", "override_memory_mb", "override_storage_mb")
+        if self.uses_docker and (self.mounts or mounts):
+            kind["mounts"] = [*self.mounts, *mounts]
         return {**kind, "kwargs": kwargs, **{name: getattr(self, name) for name in names}}
 
 
@@ -220,8 +230,18 @@ class HarborJobConfig(JobConfig):
         agent = max(agent.override_timeout_sec or 1800.0 for agent in self.agents)
         return (agent + (self.verifier.override_timeout_sec or 600.0)) * self.timeout_multiplier + 600.0
 
-    def harbor_config(self, base_url: str | None) -> dict[str, Any]:
-        """Harbor's own job configuration. ``base_url`` is the model endpoint that agents get unless they name one."""
+    @property
+    def needs_agent_python(self) -> bool:
+        """Whether an agent runs in the task's container with the Python of the sandbox."""
+        return any((agent.import_path or "").startswith(OWN_AGENTS) for agent in self.agents)
+
+    def harbor_config(self, base_url: str | None, mounts: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        """Harbor's own job configuration.
+
+        Args:
+            base_url: the model endpoint that agents get unless they name one.
+            mounts: what task containers see of the sandbox beside the configured mounts.
+        """
         agents = []
         for agent in self.agents:
             section = agent.model_dump(exclude_none=True)
@@ -241,7 +261,7 @@ class HarborJobConfig(JobConfig):
             "quiet": True,
             "skip_credential_checks": True,
             "retry": self.retry.model_dump(exclude_none=True),
-            "environment": self.environment.harbor_environment(),
+            "environment": self.environment.harbor_environment(mounts),
             "verifier": self.verifier.model_dump(exclude_none=True),
             "agents": agents,
             "datasets": [dataset.model_dump(exclude_none=True) for dataset in self.datasets],
