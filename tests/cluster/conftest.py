@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -119,3 +124,93 @@ class ClusterData:
 def cluster_data() -> ClusterData:
     """Random datums, the same in every run of a test."""
     return ClusterData()
+
+
+class ClusterServer:
+    """``tinker-backend serve`` over a cluster engine, in a folder."""
+
+    def __init__(self, folder: Path, engine: dict[str, Any]) -> None:
+        import yaml
+
+        folder.mkdir(parents=True)
+        (folder / "engine.yaml").write_text(yaml.safe_dump(engine))
+        document = {"backend": {"port": 0}, "runtime": {"engine": "engine.yaml"}}
+        (folder / "runtime.yaml").write_text(yaml.safe_dump(document))
+        self.folder, self.output = folder, folder / "serve.out"
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tinker_backend", "serve", "--config", str(folder / "runtime.yaml")],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        deadline = time.monotonic() + 240
+        while b"ready on http" not in self.output.read_bytes():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise RuntimeError(f"the server did not start:\n{self.output.read_text()[-4000:]}\n{self.log()}")
+            time.sleep(0.05)
+        text = self.output.read_text()
+        self.url = text[text.index("ready on http") :].split()[2]
+
+    def log(self) -> str:
+        """What the runtime wrote."""
+        path = self.folder / "logs" / "runtime.log"
+        return path.read_text(errors="replace")[-6000:] if path.exists() else ""
+
+    def processes(self, name: str) -> list[int]:
+        """Ids of the processes of this server whose title or command holds ``name``."""
+        import psutil
+
+        found = []
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if name in " ".join([child.name(), *child.cmdline()]):
+                    found.append(child.pid)
+        return found
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL where that is not enough."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(40)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+@pytest.fixture
+def start_server(tmp_path: Path, tiny_models: Callable[..., Path]) -> Iterator[Callable[..., ClusterServer]]:
+    """Starts a server over a tiny model with the strategies of its arguments; it ends with the test."""
+    made: list[ClusterServer] = []
+
+    def start(train: str, infer: str) -> ClusterServer:
+        roles: dict[str, Any] = {
+            "actor_train": {
+                "strategy_args": {"strategy_name": train, "strategy_config": {"dtype": "float32"}},
+                "device_mapping": [0, 1] if train == "fsdp2_train" else None,
+            },
+            "actor_infer": {
+                "strategy_args": {"strategy_name": infer},
+                "device_mapping": [2] if infer == "vllm" else None,
+            },
+        }
+        roles["actor_train"]["model_args"] = {"max_lora_rank": 32}
+        if infer == "vllm":
+            roles["actor_infer"]["strategy_args"]["strategy_config"] = {"enforce_eager": True, "max_num_seqs": 16}
+        engine = {
+            "pretrain": str(tiny_models("llama")),
+            "model_name": NAME,
+            "device": "cpu",
+            "threads": 1,
+            "sequence_length": 256,
+            "cluster": {"cpus": 3, "object_store_bytes": 100 * 1024 * 1024, "call_timeout_seconds": 200},
+            **roles,
+        }
+        made.append(ClusterServer(tmp_path / f"server{len(made)}", engine))
+        return made[-1]
+
+    yield start
+    for server in made:
+        server.stop()

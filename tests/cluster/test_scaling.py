@@ -91,3 +91,8 @@ def test_the_report_has_a_table_for_each_model(tmp_path: Path) -> None:
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_shape(tmp_path).kv_heads == 2
+
+
+def test_the_tables_of_the_documentation_are_those_of_the_calculator() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert report(list(PRESETS.values()), 80, 50e9, 400e12, 16384) in page

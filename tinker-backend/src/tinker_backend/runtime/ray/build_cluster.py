@@ -17,7 +17,7 @@ from tinker_backend.models.location import resolve_model
 from tinker_backend.runtime.architecture import read_architecture
 from tinker_backend.runtime.base_model import BaseModel, load_base_model
 from tinker_backend.runtime.decoder import Decoder
-from tinker_backend.runtime.hardware import chosen_threads, pick_dtype
+from tinker_backend.runtime.hardware import chosen_threads, pick_device, pick_dtype
 from tinker_backend.runtime.ray.cluster_engine import ClusterEngine
 from tinker_backend.runtime.ray.fsdp_trainer import FsdpTrainer
 from tinker_backend.runtime.ray.local_trainer import LocalTrainer
@@ -79,12 +79,22 @@ class _Builder:
         self.folder = resolve_model(config.pretrain, config.model_download_type)
         given = Path(config.pretrain).expanduser().is_dir()
         self.name = config.model_name or (self.folder.name if given else config.pretrain)
-        self.device = torch.device("cuda" if self.on_gpus and not (self.fsdp and self.vllm) and _cuda() else "cpu")
+        self.device = self._own_device()
         computing = torch.device("cuda") if self.on_gpus else torch.device("cpu")
         wanted = config.actor_train.model_args.dtype or options(config.actor_train).get("dtype", "auto")
         self.dtype = pick_dtype(wanted, computing)
         self.cluster = RayCluster(config.cluster, place(config))
         self.closers: list[Callable[[], None]] = []
+
+    def _own_device(self) -> torch.device:
+        """Device of what this process computes itself: a torch trainer or a torch sampler."""
+        local_trainer = self.trains and not self.fsdp
+        if not self.on_gpus or not (local_trainer or not self.vllm):
+            return torch.device("cpu")
+        role = self.config.actor_train if local_trainer else self.config.actor_infer
+        device = torch.device(pick_device("cuda").type, (role.device_mapping or [0])[0])
+        torch.cuda.set_device(device)
+        return device
 
     def close(self) -> None:
         for closer in reversed(self.closers):
@@ -207,10 +217,6 @@ class _Builder:
             sleep_level=given.get("sleep_level", 1),
             cpu_cache_gigabytes=given.get("cpu_kv_cache_gigabytes", 1),
         )
-
-
-def _cuda() -> bool:
-    return torch.cuda.is_available()
 
 
 def _torch_name(dtype: torch.dtype) -> str:

@@ -47,6 +47,8 @@ class RayCluster:
         else:
             self._start_ray(common)
         bundles = self.placement.bundles()
+        if self.config.address is None:
+            self._check_room(bundles)
         strategy = "STRICT_SPREAD" if len(bundles) > 1 else "PACK"
         self._group = placement_group(bundles, strategy=strategy)
         if not self._group.wait(self.config.start_timeout_seconds):
@@ -69,6 +71,23 @@ class RayCluster:
             _node_ip_address="127.0.0.1" if self.placement.nodes == 1 else None,
             **common,
         )
+
+    def _check_room(self, bundles: list[dict[str, float]]) -> None:
+        """A Ray of this process never grows, so what is missing now is missing for good."""
+        offered = ray.cluster_resources()
+        for kind in ("CPU", "GPU"):
+            wanted = sum(bundle.get(kind, 0.0) for bundle in bundles)
+            if wanted > offered.get(kind, 0.0):
+                fix = (
+                    "raise cluster.cpus"
+                    if kind == "CPU"
+                    else "correct device_mapping, or set `device: cpu`, or cluster.address to a Ray with more nodes"
+                )
+                raise RuntimeFault(
+                    f"the configuration needs {wanted:.0f} {kind}s and this machine's Ray offers "
+                    f"{offered.get(kind, 0.0):.0f}: {fix}",
+                    "user",
+                )
 
     def close(self) -> None:
         """Ends all actors, and Ray where this process started it."""
