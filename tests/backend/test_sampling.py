@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -170,3 +171,55 @@ def test_a_sample_may_name_its_weights_itself(wire: Any, field: str) -> None:
     path = wire.result(wire.post("save_weights_for_sampler", model_id=run, seq_id=1, path="s"))["path"]
     value = {"base_model": "fake-model", "model_path": path}[field]
     assert "sequences" in wire.result(wire.post("asample", prompt=PROMPT, **{field: value}))
+
+
+def pending_samples(wire: Any) -> int:
+    return int(wire.http.get("status").json()["pending"]["samples"])
+
+
+def test_samples_of_a_vanished_client_are_cancelled_and_those_of_a_living_one_go_on(
+    make_backend: Any, new_wire: Any
+) -> None:
+    backend = make_backend({"sample_seconds": 60}, limits={"session_lapse_seconds": 2})
+    wire = new_wire(backend.url)
+    gone, beating, polling = wire.session(), wire.session(), wire.session()
+    promises = {
+        session: wire.post("asample", sampling_session_id=open_sampler(wire, session), seq_id=0, prompt=PROMPT)
+        for session in (gone, beating, polling)
+    }
+    poll = threading.Thread(target=lambda: poll_for(new_wire(backend.url), promises[polling], 6), daemon=True)
+    poll.start()
+    deadline = time.monotonic() + 6
+    while time.monotonic() < deadline:
+        wire.post("session_heartbeat", session_id=beating)
+        time.sleep(0.3)
+    assert pending_samples(wire) == 2
+    assert wire.result(promises[gone]) == {
+        "error": "cancelled: its client gave no sign of life for 2 s",
+        "category": "user",
+    }
+    poll.join()
+
+
+def poll_for(wire: Any, promise: Any, seconds: float) -> None:
+    """Polls as an SDK does, each time a little."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            wire.http.post("retrieve_future", json={"request_id": promise["request_id"]}, timeout=0.5)
+        except httpx.TimeoutException:
+            continue
+
+
+def test_the_time_of_a_vanished_client_begins_anew_with_the_server(make_backend: Any, new_wire: Any) -> None:
+    backend = make_backend({"sample_seconds": 60}, limits={"session_lapse_seconds": 4})
+    wire = new_wire(backend.url)
+    wire.post("asample", sampling_session_id=open_sampler(wire), seq_id=0, prompt=PROMPT)
+    backend.kill()
+    time.sleep(4)
+    backend.start()
+    assert pending_samples(wire) == 1
+    deadline = time.monotonic() + 15
+    while pending_samples(wire):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)

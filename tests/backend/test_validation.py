@@ -8,7 +8,10 @@ import pytest
 
 BAD_LOSSES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "unknown loss": ({"loss_fn": "cross_entropi"}, ["cross_entropi", "did you mean 'cross_entropy'"]),
-    "stable_reinforce": ({"loss_fn": "stable_reinforce"}, ["no published formula", "ppo"]),
+    "stable_reinforce": (
+        {"loss_fn": "stable_reinforce"},
+        ["no published formula", "importance_sampling, ppo, cispo or gspo", "losses.stable_reinforce"],
+    ),
     "unknown config key": ({"loss_fn": "ppo", "config": {"clip_low": 0.8}, **{}}, ["clip_low", "clip_low_threshold"]),
     "thresholds crossed": ({"loss_fn": "ppo", "config": {"clip_low_threshold": 2.0}}, ["above"]),
     "ppo without logprobs": ({"loss_fn": "ppo", "advantages": [1.0] * 3, "weights": None}, ["lacks 'logprobs'"]),
@@ -29,6 +32,41 @@ BAD_LOSSES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "weights of another shape": ({"target_tokens": [[1, 2]] * 3, "weights": [1.0] * 3}, ["agree"]),
     "custom without an upload": ({"loss_fn": "custom"}, ["loss_id"]),
 }
+
+
+BAD_GRAPHS: dict[str, tuple[dict[str, Any], str]] = {
+    "code": (
+        {"op": "call_function", "target": "builtins.eval", "name": "a"},
+        "function 'builtins.eval' is not allowed",
+    ),
+    "a file": ({"op": "call_function", "target": "torch.load", "name": "a"}, "function 'torch.load' is not allowed"),
+    "a hook": ({"op": "call_method", "target": "register_hook", "name": "a"}, "method 'register_hook' is not allowed"),
+    "a module": ({"op": "call_module", "target": "layer", "name": "a"}, "op 'call_module'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_GRAPHS)
+def test_a_loss_that_names_anything_but_mathematics_is_refused_at_its_upload(wire: Any, case: str) -> None:
+    node, words = BAD_GRAPHS[case]
+    upload = {"name": "loss", "inputs": [{"name": "logprobs", "rank": 1}], "graph": {"format": 1, "nodes": [node]}}
+    refusal = wire.post("create_custom_loss", _status=400, session_id=wire.session(), custom_loss_seq_id=0, **upload)
+    assert words in refusal["detail"]
+
+
+def test_stable_reinforce_is_computed_by_its_substitute_where_the_server_says_so(
+    make_backend: Any, new_wire: Any
+) -> None:
+    backend = make_backend(losses={"stable_reinforce": "truncated_importance_sampling"})
+    wire = new_wire(backend.url)
+    run = wire.model()
+    policy = {"advantages": [1.0] * 3, "logprobs": [-1.0] * 3, "weights": None}
+    named, config = [
+        wire.result(wire.forward_backward(run, seq_id, loss_fn=loss, config={"kl_coeff": 0.5}, **policy))
+        for seq_id, loss in ((1, "stable_reinforce"), (2, "truncated_importance_sampling"))
+    ]
+    assert named == config
+    detail = wire.forward_backward(run, 3, _status=400, loss_fn="stable_reinforce", config={"alpha": 1.0}, **policy)
+    assert "'alpha'" in detail["detail"] and "kl_coeff, ratio_limit" in detail["detail"]
 
 
 @pytest.mark.parametrize("case", BAD_LOSSES)

@@ -165,3 +165,13 @@ def test_metrics_must_have_a_name_that_clients_can_merge() -> None:
     bad["args"][0]["tuple"][1]["dict"] = {"loss": {"ref": "s"}}
     with pytest.raises(RuntimeFault, match="custom/<name>:sum"):
         run_graph({"format": 1, "nodes": [*nodes, bad]}, torch.zeros(3, requires_grad=True), {})
+
+
+def test_the_list_that_the_server_reads_is_the_one_that_the_runtime_binds() -> None:
+    from tinker_backend.loss_vocabulary import graph_mistake
+    from tinker_backend.runtime.graph_vocabulary import FUNCTIONS
+
+    assert len(FUNCTIONS) > 100
+    for name in FUNCTIONS:
+        assert graph_mistake({"format": 1, "nodes": [call("a", name)]}) is None
+    assert graph_mistake({"format": 1, "nodes": [call("a", "torch.save")]}) is not None

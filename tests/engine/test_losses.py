@@ -134,3 +134,26 @@ def test_a_position_local_loss_is_the_sum_over_any_split(name: str) -> None:
 
 def test_every_loss_of_the_catalogue_is_computed() -> None:
     assert set(LOSS_FUNCTIONS) == set(LOSSES)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_truncated_importance_sampling_freezes_the_cut_ratio_and_pulls_sampled_tokens_alone(seed: int) -> None:
+    lp, inputs = example(seed)
+    prompt = np.arange(N) < 7
+    q, advantages = np.where(prompt, 0.0, inputs["logprobs"]), np.where(prompt, 0.0, inputs["advantages"])
+    weight = np.minimum(np.exp(lp - q), 1.1)
+    pull = np.where(prompt, 0.0, lp - q)
+    loss, grad = evaluate(
+        "truncated_importance_sampling",
+        lp,
+        inputs | {"logprobs": q, "advantages": advantages},
+        ratio_limit=1.1,
+        kl_coeff=0.3,
+    )
+    assert loss == pytest.approx(-(weight * lp * advantages).sum() + 0.15 * (pull**2).sum(), abs=1e-10)
+    np.testing.assert_allclose(grad, -weight * advantages + 0.3 * pull, atol=1e-10)
+    assert (weight[~prompt] == 1.1).any() and (weight[~prompt] < 1.1).any()
+
+
+def test_truncated_importance_sampling_has_a_small_divergence_term_unless_told_otherwise() -> None:
+    assert LOSSES["truncated_importance_sampling"].config == {"ratio_limit": 2.0, "kl_coeff": 0.01}

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 def copy_request(path: str, project_id: str | None, ttl_seconds: int | None) -> CopyWeightsRequest:
     """Raises ValueError without a project."""
     if not project_id:
-        raise ValueError("the copy needs a project: pass destination_project_id, or name one in the environment as TINKER_PROJECT_ID")
+        raise ValueError(
+            "the copy needs a project: pass destination_project_id, or name one in the environment as TINKER_PROJECT_ID"
+        )
     return CopyWeightsRequest(source_path=path, destination_project_id=project_id, ttl_seconds=ttl_seconds)
 
 

@@ -73,6 +73,13 @@ class LogSection(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+class LossSection(Section):
+    """Losses that the server computes by another definition than their own."""
+
+    stable_reinforce: Literal["truncated_importance_sampling"] | None = None
+    """What stands in for ``stable_reinforce``, whose formula is not published. None: it is refused."""
+
+
 class LimitSection(Section):
     """Bounds that keep one client from harming the others."""
 
@@ -92,6 +99,8 @@ class LimitSection(Section):
     ephemeral_samplers_per_run: int = Field(default=64, gt=1)
     resident_samplers: int = Field(default=32, gt=1)
     """Weights versions that the runtime holds in memory; the least used beyond it are read again when needed."""
+    session_lapse_seconds: float = Field(default=300, gt=0)
+    """A session without heartbeat, request or poll for so long has vanished: its unfinished samples are cancelled."""
     run_idle_seconds: float = Field(default=3600, gt=0)
     """A run without requests for so long is written out and leaves the runtime's memory until its next request."""
 
@@ -104,6 +113,7 @@ class RuntimeConfig(Section):
     checkpoints: CheckpointSection = CheckpointSection()
     ledger: LedgerSection = LedgerSection()
     logs: LogSection = LogSection()
+    losses: LossSection = LossSection()
     limits: LimitSection = LimitSection()
 
     @classmethod

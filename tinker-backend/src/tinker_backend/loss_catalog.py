@@ -52,6 +52,8 @@ LOSSES: Mapping[str, LossEntry] = MappingProxyType(
             {**_CLIP_INPUTS, "sequence_ratio_mask": LossInput("float32")},
             {"clip_low_threshold": 1.0 - 3e-4, "clip_high_threshold": 1.0 + 4e-4},
         ),
+        "truncated_importance_sampling": LossEntry(_POLICY_INPUTS, {"ratio_limit": 2.0, "kl_coeff": 0.01}),
     }
 )
-"""Losses with a published formula. ``custom`` and ``stable_reinforce`` are dealt with by the server itself."""
+"""Losses with a known formula. ``custom`` is dealt with by the server itself, and so is ``stable_reinforce``: it is
+refused, or computed as ``truncated_importance_sampling`` where the server's configuration says so."""

@@ -77,8 +77,9 @@ def _loss_entry(
         return inputs, {"loss_id": ""}
     if request.loss_fn == "stable_reinforce":
         raise BadRequest(
-            "loss_fn 'stable_reinforce' has no published formula and is not served; "
-            "use importance_sampling, ppo, cispo or gspo"
+            "loss_fn 'stable_reinforce' has no published formula and is not served; use importance_sampling, ppo, cispo "
+            "or gspo, or have the server compute a substitute (losses.stable_reinforce: truncated_importance_sampling "
+            "in its runtime.yaml)"
         )
     entry = LOSSES.get(request.loss_fn)
     if entry is None:

@@ -44,6 +44,8 @@ class Promise:
     extra: dict[str, Any] = field(default_factory=dict)
     """More fields of the promise as it goes to the client."""
     waiters: set[asyncio.Future[None]] = field(default_factory=set)
+    asked_at: float = 0.0
+    """When a client last asked for the result."""
 
     @property
     def done(self) -> bool:
@@ -52,6 +54,7 @@ class Promise:
 
     async def wait(self, seconds: float) -> bool:
         """Waits for the end, at most so long. Returns ``done``."""
+        self.asked_at = time.time()
         if self.done or seconds <= 0:
             return self.done
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()

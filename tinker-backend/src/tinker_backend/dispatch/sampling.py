@@ -48,6 +48,7 @@ class Completions:
     first: int = 1
     entries: deque[dict[str, Any]] = field(default_factory=deque)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    asked_at: float = 0.0
 
     @property
     def cursor(self) -> int:
@@ -77,6 +78,7 @@ class SamplingDispatch:
         self._services = services
         self._samples: dict[str, Sample] = {}
         self._direct = 0
+        self._began_at = time.time()
         self._cancelling: set[asyncio.Task[None]] = set()
         self._accepting: dict[str, asyncio.Future[Promise]] = {}
         self._completions: dict[tuple[str, int], Completions] = {}
@@ -204,14 +206,37 @@ class SamplingDispatch:
                 if version is not None:
                     version.in_use -= 1
 
-    async def cancel(self, request_id: str) -> bool:
+    async def cancel_abandoned(self, last_sign: Callable[[str], float], lapse: float) -> int:
+        """Cancels the samples whose client has given no sign of life for ``lapse`` seconds. Returns how many.
+
+        ``last_sign``: when a session last beat or asked for work. A poll of the sample counts too, and so does its
+        acceptance; after a restart of the server the time begins anew.
+        """
+        horizon = time.time() - lapse
+        if self._began_at > horizon:
+            return 0
+        abandoned = [
+            request_id
+            for request_id, sample in self._samples.items()
+            if max(last_sign(sample.record.session_id), self._last_asked(sample.promise)) < horizon
+            and not sample.promise.waiters
+        ]
+        reason = f"cancelled: its client gave no sign of life for {lapse:.0f} s"
+        return sum([await self.cancel(request_id, reason) for request_id in abandoned])
+
+    def _last_asked(self, promise: Promise) -> float:
+        """When its client sent the sample or last asked how it stands."""
+        completions = self._completions.get((promise.target, promise.seq_id // CLONE_STRIDE))
+        return max(promise.created_at, promise.asked_at, completions.asked_at if completions is not None else 0.0)
+
+    async def cancel(self, request_id: str, reason: str = "cancelled by the client") -> bool:
         """Ends an unfinished sample. Returns whether there was one."""
         sample = self._samples.pop(request_id, None)
         if sample is None:
             return False
         if sample.task is not None:
             sample.task.cancel()
-        self._services.promises.settle(sample.promise, OperationFailure("cancelled by the client", "user"))
+        self._services.promises.settle(sample.promise, OperationFailure(reason, "user"))
         await self._cancel_in_runtime(request_id)
         return True
 
@@ -261,6 +286,7 @@ class SamplingDispatch:
             for promise in self._services.promises.finished_of(record.sampler_id):
                 if promise.seq_id // CLONE_STRIDE == clone:
                     found.append(_completion(promise))
+        found.asked_at = time.time()
         return found
 
     def _note_completion(self, promise: Promise) -> None:

@@ -68,6 +68,11 @@ class SessionBook:
         horizon = time.time() - 120
         return sum(s.status == "active" and s.heartbeat_at > horizon for s in self._sessions.values())
 
+    def last_sign(self, session_id: str) -> float:
+        """When the session last showed life since this server started; 0 when it has not."""
+        session = self._sessions.get(session_id)
+        return 0.0 if session is None else session.heartbeat_at
+
     async def create(self, body: CreateSessionBody, principal: Principal, retry_key: str | None) -> Session:
         """A new session; the same one when the same HTTP request is repeated."""
         key = (principal.owner, retry_key or secrets.token_hex(8))

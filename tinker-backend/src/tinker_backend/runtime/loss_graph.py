@@ -14,10 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
+from tinker_backend.loss_vocabulary import MAX_NODES, function_name, graph_mistake
 from tinker_backend.runtime.graph_limits import MAX_TOTAL_ELEMENTS, GraphFault, check_request, check_result
 from tinker_backend.runtime.graph_vocabulary import ATTRIBUTES, DTYPES, FUNCTIONS, METHODS
-
-MAX_NODES = 4096
 
 _METRIC = re.compile(r"custom/[a-z0-9_./-]{1,64}:(sum|mean)")
 
@@ -57,28 +56,14 @@ def run_graph(graph: Mapping[str, Any], logprobs: Tensor, inputs: Mapping[str, T
 
 def check_graph(graph: Mapping[str, Any]) -> None:
     """Refuses a graph that names anything outside the closed list, before any data is there. Raises GraphFault."""
-    nodes = graph.get("nodes")
-    if graph.get("format") != 1 or not isinstance(nodes, list) or not nodes:
-        raise GraphFault("format must be 1, with a list of nodes")
-    if len(nodes) > MAX_NODES:
-        raise GraphFault(f"{len(nodes)} nodes; at most {MAX_NODES} are allowed")
-    for node in nodes:
-        op, target = node.get("op"), str(node.get("target"))
-        if op == "call_function":
-            _function(target)
-        elif op == "call_method":
-            _method(target)
-        elif op not in ("placeholder", "output"):
-            raise GraphFault(
-                f"node {node.get('name')!r} has op {op!r}; allowed: placeholder, call_function, call_method, output"
-            )
+    if (mistake := graph_mistake(graph)) is not None:
+        raise GraphFault(mistake)
 
 
 def _function(target: str) -> Callable[..., Any]:
     if target in ("builtins.getattr", "getattr"):
         return _attribute
-    cleaned = target.replace("_operator.", "operator.")
-    found = FUNCTIONS.get(cleaned)
+    found = FUNCTIONS.get(function_name(target))
     if found is None:
         raise GraphFault(f"function {target!r} is not allowed; use functions of torch, math or operator on tensors")
     return found

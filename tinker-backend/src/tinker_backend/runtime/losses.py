@@ -54,6 +54,19 @@ def gspo(lp: Tensor, inputs: Inputs, config: Config) -> Tensor:
     return _clipped(mean.exp() * (lp - frozen).exp(), inputs, config)
 
 
+def truncated_importance_sampling(lp: Tensor, inputs: Inputs, config: Config) -> Tensor:
+    """-sum stopgrad(min(r, limit)) lp A + kl_coeff/2 sum m (lp - q)^2.
+
+    The second term keeps the learner near the sampler. m is 1 on sampled tokens: on those of the prompt, which carry
+    neither a logprob nor an advantage, it must not pull.
+    """
+    q, advantages = inputs["logprobs"], inputs["advantages"]
+    weight = _ratio(lp, inputs).clamp(max=float(config["ratio_limit"])).detach()
+    sampled = ((q != 0) | (advantages != 0)).to(lp.dtype)
+    divergence = 0.5 * (sampled * (lp - q).square()).sum()
+    return -(weight * lp * advantages).sum() + float(config["kl_coeff"]) * divergence
+
+
 LOSS_FUNCTIONS: Mapping[str, Loss] = {
     "cross_entropy": cross_entropy,
     "importance_sampling": importance_sampling,
@@ -61,8 +74,11 @@ LOSS_FUNCTIONS: Mapping[str, Loss] = {
     "cispo": cispo,
     "dro": dro,
     "gspo": gspo,
+    "truncated_importance_sampling": truncated_importance_sampling,
 }
-POSITION_LOCAL = frozenset({"cross_entropy", "importance_sampling", "ppo", "cispo", "dro"})
+POSITION_LOCAL = frozenset(
+    {"cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "truncated_importance_sampling"}
+)
 """Losses that are sums of terms of one position each, so any slice of positions may be differentiated alone."""
 
 

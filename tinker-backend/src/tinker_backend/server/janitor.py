@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _TICK = 1.0
+_LAPSE_EVERY = 2
 _SLOW_EVERY = 30
 
 
@@ -35,6 +36,8 @@ class Janitor:
             tick += 1
             try:
                 await self._backend.store.expire()
+                if tick % _LAPSE_EVERY == 0:
+                    await self._cancel_abandoned_samples()
                 if tick % _SLOW_EVERY == 0:
                     self._backend.sessions.save_heartbeats()
                     await self._release_idle_runs()
@@ -43,6 +46,12 @@ class Janitor:
                     await self._remove_ended_runs()
             except (BackendError, OSError, sa.exc.SQLAlchemyError) as error:
                 log.warning("housekeeping failed and will be repeated: %s", error)
+
+    async def _cancel_abandoned_samples(self) -> None:
+        lapse = self._backend.config.limits.session_lapse_seconds
+        cancelled = await self._backend.sampling.cancel_abandoned(self._backend.sessions.last_sign, lapse)
+        if cancelled:
+            log.info("cancelled %d samples of clients that gave no sign of life for %.0f s", cancelled, lapse)
 
     async def _release_idle_runs(self) -> None:
         horizon = time.time() - self._backend.config.limits.run_idle_seconds

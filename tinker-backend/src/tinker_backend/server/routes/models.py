@@ -16,6 +16,7 @@ from ...dispatch.promises import Promise
 from ...dispatch.run import Run
 from ...errors import BadRequest, Forbidden
 from ...ledger import tables
+from ...loss_vocabulary import graph_mistake
 from ...runtime.roles import LoraSpec, ModelCard, RunSpec
 from ...wire.requests import (
     CreateCustomLossBody,
@@ -140,6 +141,8 @@ async def create_custom_loss(body: CreateCustomLossBody, caller: Caller, backend
     session = await backend.sessions.working(body.session_id, caller)
     loss_id = f"{session.session_id}:loss:{body.custom_loss_seq_id}"
     upload = body.model_dump()
+    if (mistake := graph_mistake(upload["graph"])) is not None:
+        raise BadRequest(f"graph of the custom loss: {mistake}")
     statement = sa.insert(tables.losses).values(
         loss_id=loss_id,
         session_id=session.session_id,

@@ -74,6 +74,8 @@ async def _admitted(loss: LossRequest, caller: Principal, backend: Backend, base
     if loss.loss_fn == "custom":
         upload = await _custom_loss(loss, caller, backend)
         loss = replace(loss, graph=upload["graph"])
+    elif loss.loss_fn == "stable_reinforce" and (substitute := backend.config.losses.stable_reinforce) is not None:
+        loss = replace(loss, loss_fn=substitute)
     check_loss_request(loss, await backend.card(base_model), backend.config.limits, upload)
     return loss
 
