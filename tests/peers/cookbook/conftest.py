@@ -129,26 +129,28 @@ def cookbook_server(cookbook_workspace: Path, tmp_path_factory: pytest.TempPathF
     server.stop()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run_recipe(
-    cookbook_environment: Path, cookbook_workspace: Path, cookbook_server: Any, tmp_path: Path
+    cookbook_environment: Path, cookbook_workspace: Path, cookbook_server: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Recipe]:
     """Runs ``python -m tinker_cookbook.recipes.<module> key=value ...`` and reads what it wrote."""
 
-    def run(module: str, /, timeout: float = 120, **options: Any) -> Recipe:
-        log = Path(options.setdefault("log_path", str(tmp_path / "log")))
+    def run(module: str, /, timeout: float = 240, **options: Any) -> Recipe:
+        home = tmp_path_factory.mktemp("recipe")
+        log = home / "runs" / "log"
+        options["log_path"] = str(log)
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("TINKER_", "HF_"))}
         environment |= {
             "PYTHONPATH": str(cookbook_environment / "source"),
             "TINKER_BASE_URL": cookbook_server.url,
             "TINKER_API_KEY": "tml-test",
             "TINKER_TELEMETRY": "0",
-            "TINKER_COOKBOOK_RUNS_DIR": str(tmp_path / "runs"),
-            "HOME": str(tmp_path),
+            "TINKER_COOKBOOK_RUNS_DIR": str(home / "runs"),
+            "HOME": str(home),
             "HF_HUB_OFFLINE": "1",
             "HF_DATASETS_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
-            "HF_DATASETS_CACHE": str(tmp_path / "datasets"),
+            "HF_DATASETS_CACHE": str(home / "datasets"),
             "OMP_NUM_THREADS": "1",
         }
         command = [str(cookbook_environment / "bin/python"), "-m", f"tinker_cookbook.recipes.{module}"]
@@ -161,7 +163,7 @@ def run_recipe(
             timeout=timeout,
             stdin=subprocess.DEVNULL,
         )
-        assert done.returncode == 0, f"{module} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-6000:]}"
+        assert done.returncode == 0, f"{module} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-1500:]}"
         return Recipe(rows(log / "metrics.jsonl"), rows(log / "checkpoints.jsonl"))
 
     return run
