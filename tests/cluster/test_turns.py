@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,3 +136,36 @@ def test_a_version_is_a_new_folder_with_a_marker_and_goes_when_dropped(tmp_path:
     assert exchange.publish("v", save, "sampler") != first
     exchange.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_all_weights_arrive_in_order_at_every_worker(tiny_models: Any) -> None:
+    torch = pytest.importorskip("torch")
+    from tinker_backend.runtime.architecture import read_architecture
+    from tinker_backend.runtime.base_model import read_weights
+    from tinker_backend.runtime.ray.weight_broadcast import Channel, manifest, pieces_of, receive, send
+
+    folder = tiny_models("gpt2")  # its matrices are stored the other way round
+    architecture = read_architecture(folder)
+    fused = read_weights(folder, architecture, torch.float32, torch.device("cpu"))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        channel = Channel("127.0.0.1", probe.getsockname()[1], 3, "cpu", 30)
+    received: dict[int, dict[str, Any]] = {}
+
+    def take(number: int) -> None:
+        incoming = receive(manifest(architecture), torch.float32, channel, number)
+        received[number] = {name: tensor.clone() for name, tensor in incoming}
+
+    takers = [threading.Thread(target=take, args=(number,)) for number in (1, 2)]
+    for taker in takers:
+        taker.start()
+    send((p for name, tensor in fused.items() for p in pieces_of(architecture, name, tensor, torch.float32)), channel)
+    for taker in takers:
+        taker.join(30)
+    from safetensors.torch import load_file
+
+    expected = load_file(folder / "model.safetensors")
+    for number in (1, 2):
+        assert expected.keys() <= received[number].keys()
+        for name, tensor in expected.items():
+            assert torch.equal(received[number][name], tensor), name

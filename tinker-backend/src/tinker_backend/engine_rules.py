@@ -109,6 +109,7 @@ KNOWN_KEYS = {
         "block_size",
         "trust_remote_code",
         "cpu_kv_cache_gigabytes",
+        "weight_transfer",
     },
 }
 _COUNTS = (
@@ -222,6 +223,8 @@ def _check_values(name: str, role: Role) -> None:
         raise ValueError(f"{at}.gpu_memory_utilization: {share!r} must be between 0 and 1, such as 0.85")
     if given.get("offload_policy") not in (None, False, "cpu"):
         raise ValueError(f"{at}.offload_policy: {given['offload_policy']!r} is unknown; use cpu, or leave it out")
+    if given.get("weight_transfer", "files") not in ("files", "broadcast"):
+        raise ValueError(f"{at}.weight_transfer: {given['weight_transfer']!r} is unknown; use files or broadcast")
     if given.get("sleep_level", 1) not in (1, 2):
         raise ValueError(f"{at}.sleep_level: {given['sleep_level']!r} must be 1 (weights to memory) or 2 (dropped)")
 
@@ -329,6 +332,11 @@ def _check_overlap(config: Config) -> None:
             "the embedded engine has one device; leave both mappings out"
         )
     given = options(config.actor_infer)
+    if given.get("weight_transfer") == "broadcast":
+        raise ValueError(
+            f"actor_infer.strategy_args.strategy_config.weight_transfer: broadcast is not possible where trainer and "
+            f"sampler share the devices {shared}; use files, or give each role its own devices"
+        )
     if names[1] == "vllm" and config.device != "cpu" and given.get("enable_sleep_mode") is False:
         raise ValueError(
             f"actor_infer.strategy_args.strategy_config.enable_sleep_mode: false, but trainer and sampler share the "

@@ -37,7 +37,7 @@ from tinker_backend.runtime.torch_trainer import TorchTrainer
 log = logging.getLogger(__name__)
 
 _OWN_KEYS = {"tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "sleep_level", "max_model_len"}
-_OWN_KEYS |= {"cpu_kv_cache_gigabytes", "dtype", "enable_sleep_mode"}
+_OWN_KEYS |= {"cpu_kv_cache_gigabytes", "weight_transfer", "dtype", "enable_sleep_mode"}
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class _Builder:
         tokens = given.get("max_tokens_per_batch", 16384 if self.on_gpus else 4096)
         if not self.fsdp:
             switch = given.get("activation_checkpointing", False) if checkpointing is None else checkpointing
-            return LocalTrainer(TorchTrainer(dict.fromkeys(names, base), tokens, switch))
+            return LocalTrainer(TorchTrainer(dict.fromkeys(names, base), tokens, switch), self.cluster.own_address)
         settings = RankSettings(
             rank=0,
             ranks=len(self.cluster.placement.train),
@@ -179,9 +179,9 @@ class _Builder:
         return trainer
 
     def _sampler(self, base: BaseModel, names: set[str], remote: VllmSampler | None) -> ClusterSampler:
-        if remote is not None:
-            return RemoteSampler(remote, names, self.trains)
         given = options(self.config.actor_infer)
+        if remote is not None:
+            return RemoteSampler(remote, names, self.trains, given.get("weight_transfer") == "broadcast")
         sampler = TorchSampler(
             dict.fromkeys(names, base),
             given.get("kv_cache_tokens", 65536),
@@ -208,6 +208,7 @@ class _Builder:
             "max_cpu_loras": given.get("max_cpu_loras", max(32, given.get("max_loras", 4))),
             "max_logprobs": given.get("max_logprobs", 20),
             "skip_tokenizer_init": not (self.folder / "tokenizer.json").is_file(),
+            "worker_extension_cls": "tinker_backend.runtime.ray.weight_broadcast.WeightReceiver",
             "enable_sleep_mode": given.get("enable_sleep_mode", self.on_gpus and shared),
         }
         return ReplicaSettings(

@@ -169,6 +169,18 @@ class ClusterEngine:
 
     def _publish(self, run_id: str, version: str) -> None:
         trainer = self._trainer()
+        receiver = self.sampler.receiver()
+        if receiver is not None and trainer.is_full(run_id):
+            path = self.exchange.reserve(version)
+            receiver.receive(
+                version,
+                str(path),
+                trainer.channel_host(),
+                trainer.device,
+                lambda channel: trainer.send_weights(run_id, channel),
+            )
+            self.exchange.fill(path, lambda where, kind: trainer.save(run_id, where, kind), "sampler")
+            return
 
         def save(path: str, kind: Any) -> Any:
             with self.turns.training():

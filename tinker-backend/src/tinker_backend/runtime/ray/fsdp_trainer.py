@@ -13,6 +13,7 @@ import ray
 from tinker_backend.runtime.ray.data_shares import merge
 from tinker_backend.runtime.ray.ray_cluster import ActorLost, RayCluster, kill, raised_by
 from tinker_backend.runtime.ray.train_rank import RankSettings, TrainRank
+from tinker_backend.runtime.ray.weight_broadcast import Channel
 from tinker_backend.runtime.roles import (
     LossRequest,
     LossResult,
@@ -39,6 +40,7 @@ class FsdpTrainer:
         self.names = names or {settings.name}
         """Names that clients may use for the base model."""
         self.runs: set[str] = set()
+        self._full: set[str] = set()
         self.ranks: list[Any] = []
 
     def open(self) -> None:
@@ -117,7 +119,7 @@ class FsdpTrainer:
             # All ranks must draw the same adapter.
             run = replace(run, lora=replace(run.lora, seed=int.from_bytes(os.urandom(7), "little")))
         self._all("create", run)
-        self.runs.add(run.run_id)
+        self._note(run)
 
     def _check(self, run: RunSpec) -> None:
         lora, most = run.lora, self.settings.max_lora_rank
@@ -150,12 +152,35 @@ class FsdpTrainer:
         """Creates or overwrites a run from a saved folder."""
         self._check(run)
         self._all("load", run, path, optimizer)
-        self.runs.add(run.run_id)
+        self._note(run)
 
     def drop(self, run_id: str) -> None:
         """Forgets a run."""
         self._all("drop", run_id)
         self.runs.discard(run_id)
+        self._full.discard(run_id)
+
+    def _note(self, run: RunSpec) -> None:
+        self.runs.add(run.run_id)
+        (self._full.discard if run.lora.rank else self._full.add)(run.run_id)
+
+    @property
+    def device(self) -> str:
+        """``cuda`` or ``cpu``."""
+        return self.settings.device
+
+    def is_full(self, run_id: str) -> bool:
+        """Whether a run trains all weights."""
+        return run_id in self._full
+
+    def channel_host(self) -> tuple[str, int]:
+        """Where the first rank can listen for samplers."""
+        seat = replace(self.cluster.placement.train[0], port=None)
+        return self.cluster.node_address(seat), self.cluster.free_port(seat)
+
+    def send_weights(self, run_id: str, channel: Channel) -> None:
+        """Broadcasts all weights of a run."""
+        self._all("send_weights", run_id, channel)
 
     def score(self, request: SampleRequest, path: str | None) -> SampleResult:
         """What the request asks about its prompt, under the weights of a sampler folder or of the base."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
+
 from tinker_backend.runtime.ray.prompt_scoring import AdapterShelf, score_prompt
+from tinker_backend.runtime.ray.weight_broadcast import Channel, pieces_of, send
 from tinker_backend.runtime.roles import (
     LossRequest,
     LossResult,
@@ -15,13 +19,14 @@ from tinker_backend.runtime.roles import (
     SaveKind,
 )
 from tinker_backend.runtime.torch_trainer import TorchTrainer
+from tinker_backend.runtime.training_run import FullLayout
 
 
 class LocalTrainer:
     """Adds prompt scores to a TorchTrainer, whose runs it holds."""
 
-    def __init__(self, trainer: TorchTrainer) -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: TorchTrainer, address: Callable[[], str]) -> None:
+        self.trainer, self._address = trainer, address
         base = next(iter(trainer.models.values()))
         self._base, self._shelf = base, AdapterShelf(base)
 
@@ -53,6 +58,28 @@ class LocalTrainer:
     def drop(self, run_id: str) -> None:
         """Forgets a run."""
         self.trainer.drop(run_id)
+
+    @property
+    def device(self) -> str:
+        """``cuda`` or ``cpu``."""
+        return self._base.device.type
+
+    def is_full(self, run_id: str) -> bool:
+        """Whether a run trains all weights."""
+        return self.trainer.run(run_id).is_full
+
+    def channel_host(self) -> tuple[str, int]:
+        """Where this process can listen for samplers."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return self._address(), int(probe.getsockname()[1])
+
+    def send_weights(self, run_id: str, channel: Channel) -> None:
+        """Broadcasts all weights of a run."""
+        run = self.trainer.run(run_id)
+        assert isinstance(run.layout, FullLayout)
+        plan, dtype, fused = self._base.architecture, self._base.dtype, run.layout.tensors(run.values)
+        send((piece for name in run.layout.places for piece in pieces_of(plan, name, fused[name], dtype)), channel)
 
     def score(self, request: SampleRequest, path: str | None) -> SampleResult:
         """What the request asks about its prompt, under a sampler folder's adapter or the base."""

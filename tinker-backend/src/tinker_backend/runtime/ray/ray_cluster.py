@@ -122,6 +122,11 @@ class RayCluster:
         )
         return remote.remote(*arguments)
 
+    def own_address(self) -> str:
+        """Address of this process's node."""
+        alone = self.placement.nodes == 1 and self.config.address is None
+        return "127.0.0.1" if alone else str(ray.util.get_node_ip_address())
+
     def node_address(self, seat: Seat) -> str:
         """Address of the node of a seat."""
         if self.placement.nodes == 1 and self.config.address is None:

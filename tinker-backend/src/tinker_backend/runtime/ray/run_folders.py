@@ -69,9 +69,7 @@ def _gathered(run: FullRun) -> Tensor:
     first = dist.get_rank() == 0
     flat = torch.empty(run.layout.size if first else 0)
     views = run.layout.tensors(flat) if first else {}
-    for name, parameter in run.module.shards().items():
-        data = parameter.data
-        whole = data.full_tensor() if isinstance(data, DTensor) else data
+    for name, whole in run.gathered():
         if first:
             views[name].copy_(whole)
     return flat

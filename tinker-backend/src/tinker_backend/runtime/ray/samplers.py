@@ -25,6 +25,10 @@ class ClusterSampler(Protocol):
 
     def load(self, version: str, path: str | None, full: bool) -> None: ...
 
+    def receiver(self) -> VllmSampler | None:
+        """The sampler that takes all weights over a channel; None where they come as files."""
+        ...
+
     def drop(self, version: str) -> None: ...
 
     def cancel(self, request_id: str) -> None: ...
@@ -84,6 +88,10 @@ class LocalSampler:
         """Makes a folder known under a new name."""
         self._do(lambda: self.sampler.load(version, self.base_model, path))
 
+    def receiver(self) -> VllmSampler | None:
+        """This one reads files."""
+        return None
+
     def drop(self, version: str) -> None:
         """Forgets a version."""
         self._do(lambda: self.sampler.drop(version))
@@ -128,8 +136,9 @@ class LocalSampler:
 class RemoteSampler:
     """vLLM replicas, with prompt scores from the trainer where vLLM's are wrong or missing."""
 
-    def __init__(self, sampler: VllmSampler, names: set[str], has_trainer: bool) -> None:
+    def __init__(self, sampler: VllmSampler, names: set[str], has_trainer: bool, broadcast: bool = False) -> None:
         self.sampler, self._names, self._has_trainer = sampler, names, has_trainer
+        self._broadcast = broadcast
 
     def check_base(self, base_model: str) -> None:
         """Raises RuntimeFault (user) when the base model is not served."""
@@ -138,6 +147,10 @@ class RemoteSampler:
     def load(self, version: str, path: str | None, full: bool) -> None:
         """Makes a folder known under a new name on every replica."""
         self.sampler.load(version, path, full)
+
+    def receiver(self) -> VllmSampler | None:
+        """The replicas, where ``weight_transfer`` is broadcast."""
+        return self.sampler if self._broadcast else None
 
     def drop(self, version: str) -> None:
         """Forgets a version."""

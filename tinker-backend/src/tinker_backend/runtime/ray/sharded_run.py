@@ -6,6 +6,7 @@ module of their own (FSDP2), and the moments have the layout of its shards.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,6 +129,13 @@ class FullRun:
     exp_avg_sq: dict[str, Tensor] = field(default_factory=dict)
     step: int = 0
     is_full: bool = True
+
+    def gathered(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole weights by name in the order of ``Architecture.plan``, one at a time; every rank must take all of them."""
+        shards = self.module.shards()
+        for name in self.layout.places:
+            data = shards[name].data
+            yield name, data.full_tensor() if isinstance(data, DTensor) else data
 
     def local_gradients(self) -> list[Tensor]:
         """Gradient shards of this rank."""

@@ -33,6 +33,7 @@ from tinker_backend.runtime.ray.prompt_scoring import AdapterShelf, scores_of
 from tinker_backend.runtime.ray.run_folders import load_sharded_run, save_sharded_run
 from tinker_backend.runtime.ray.sharded_decoder import ShardedDecoder, ShardingOptions, load_sharded
 from tinker_backend.runtime.ray.sharded_run import AdapterRun, FullRun, ShardedRun, world_sum
+from tinker_backend.runtime.ray.weight_broadcast import Channel, pieces_of, send
 from tinker_backend.runtime.roles import (
     LossRequest,
     OptimParams,
@@ -150,6 +151,18 @@ class TrainRank:
     def save(self, run_id: str, path: str, kind: SaveKind) -> SavedWeights | None:
         """Writes a folder atomically; rank 0 tells what it holds."""
         return save_sharded_run(self.run(run_id), path, kind)
+
+    def send_weights(self, run_id: str, channel: Channel) -> None:
+        """Broadcasts all weights of a run to samplers, one tensor in flight at a time."""
+        run = self.run(run_id)
+        assert isinstance(run, FullRun)
+        whole = run.gathered()
+        if self.settings.rank == 0:
+            plan, dtype = self.base.architecture, self.base.dtype
+            send((piece for name, fused in whole for piece in pieces_of(plan, name, fused, dtype)), channel)
+        else:
+            for _ in whole:
+                pass
 
     def load(self, spec: RunSpec, path: str, optimizer: bool) -> None:
         """Creates or overwrites a run from a folder, whatever the number of ranks that wrote it."""

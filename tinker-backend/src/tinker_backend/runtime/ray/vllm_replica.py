@@ -16,6 +16,7 @@ import numpy as np
 
 from tinker_backend.runtime.ray.batch_gate import BatchGate
 from tinker_backend.runtime.ray.versions import LORA_BATCHES_ARE_SAFE_FROM, installed, numbers
+from tinker_backend.runtime.ray.weight_broadcast import Channel, Item
 from tinker_backend.runtime.ray.weight_sync import wait_stable
 from tinker_backend.runtime.roles import FloatArray, RuntimeFault, SampleRequest, SampleResult, Sequence, TopK
 
@@ -62,6 +63,8 @@ class VllmReplica:
         self._asleep = False
         self._mixed = True
         self._adapters: dict[int, ServedVersion] = {}
+        self._incoming: dict[str, tuple[list[Item], str, Channel, int]] = {}
+        """Folders whose weights are on their way over a channel, with the arguments of ``receive_weights``."""
 
     async def open(self) -> int:
         """Loads the model; returns the process id."""
@@ -103,6 +106,18 @@ class VllmReplica:
             self._adapters[version.number] = version
         return time.monotonic() - started
 
+    async def receive(
+        self, version: ServedVersion, items: list[Item], dtype: str, channel: Channel, first: int
+    ) -> None:
+        """Takes all weights of a version from a channel; requests of other versions wait meanwhile."""
+        assert version.path is not None
+        self._incoming[version.path] = (items, dtype, channel, first)
+        try:
+            async with self._gate.enter(self._kind(version, False)):
+                pass
+        finally:
+            del self._incoming[version.path]
+
     async def drop(self, version: ServedVersion) -> None:
         """Forgets an adapter. Its name, number and path are never used again."""
         if self._adapters.pop(version.number, None) is not None and not self._asleep:
@@ -118,7 +133,11 @@ class VllmReplica:
         await self._engine.pause_generation(mode="wait", clear_cache=True)
         try:
             path = self.settings.folder if wanted is None else wanted
-            await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
+            if path in self._incoming:
+                await self._engine.collective_rpc("receive_weights", args=self._incoming[path])
+            else:
+                await asyncio.to_thread(wait_stable, Path(path), self.settings.publish_seconds)
+                await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
             self._weights = wanted
             # Keys and values of the old weights are wrong under the new ones.
             await self._engine.reset_prefix_cache()

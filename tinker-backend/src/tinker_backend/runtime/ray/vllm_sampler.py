@@ -23,6 +23,7 @@ import ray
 from tinker_backend.runtime.base_model import BaseModel
 from tinker_backend.runtime.ray.ray_cluster import ActorLost, RayCluster, kill, raised_by, wait_for
 from tinker_backend.runtime.ray.vllm_replica import ReplicaSettings, ServedVersion, VllmReplica
+from tinker_backend.runtime.ray.weight_broadcast import Channel, manifest
 from tinker_backend.runtime.roles import RuntimeFault, SampleRequest, SampleResult
 from tinker_backend.runtime.sample_checks import check_request
 
@@ -115,16 +116,42 @@ class VllmSampler:
 
     # --- versions
 
-    def load(self, version: str, path: str | None, full: bool) -> None:
-        """Makes a folder (None: the base) known under a new name on every replica."""
+    def _enlist(self, version: str, path: str | None, full: bool) -> tuple[ServedVersion, list[Any]]:
+        """Notes a new version; the replicas that must learn of it."""
         with self._lock:
             if version in self.versions:
                 raise RuntimeFault(
                     f"sampler version {version!r} exists already; every version needs a new name", "user"
                 )
             served = ServedVersion(version, next(self._numbers), path, full)
-            living = [replica.actor for replica in self._replicas if replica.up]
             self.versions[version] = served
+            return served, [replica.actor for replica in self._replicas if replica.up]
+
+    def receive(
+        self, version: str, path: str, host: tuple[str, int], device: str, send: Callable[[Channel], None]
+    ) -> None:
+        """Takes all weights of a new version from a channel that ``send`` fills; ``path`` is where its files will be."""
+        served, living = self._enlist(version, path, True)
+        workers, seconds = len(self.cluster.placement.infer[0].devices), self.settings.publish_seconds
+        channel = Channel(*host, 1 + workers * len(living), device, seconds)
+        items, dtype = manifest(self.base.architecture), str(self.base.dtype).removeprefix("torch.")
+        started = time.monotonic()
+        try:
+            references = [
+                actor.receive.remote(served, items, dtype, channel, 1 + workers * number)
+                for number, actor in enumerate(living)
+            ]
+            send(channel)
+            wait_for(references, seconds)
+        except BaseException:
+            with self._lock:
+                self.versions.pop(version, None)
+            raise
+        log.info("version %s was broadcast to %d replicas in %.2f s", version, len(living), time.monotonic() - started)
+
+    def load(self, version: str, path: str | None, full: bool) -> None:
+        """Makes a folder (None: the base) known under a new name on every replica."""
+        served, living = self._enlist(version, path, full)
         try:
             seconds = wait_for(
                 [actor.load.remote(served) for actor in living], self.cluster.config.call_timeout_seconds

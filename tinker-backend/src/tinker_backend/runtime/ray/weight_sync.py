@@ -35,15 +35,27 @@ class ExchangeFolder:
 
     def publish(self, version: str, save: Callable[[str, SaveKind], SavedWeights], kind: SaveKind) -> Path:
         """Lets ``save`` write a new folder and marks it complete. A name that comes again gets another path."""
-        started = time.monotonic()
+        path = self.reserve(version)
+        try:
+            self.fill(path, save, kind)
+        except BaseException:
+            self.drop(version)
+            raise
+        return path
+
+    def reserve(self, version: str) -> Path:
+        """The folder that a version will have."""
         self._count += 1
-        path = self.folder / f"{self._count:06d}"
+        self._held[version] = self.folder / f"{self._count:06d}"
+        return self._held[version]
+
+    def fill(self, path: Path, save: Callable[[str, SaveKind], SavedWeights], kind: SaveKind) -> None:
+        """Lets ``save`` write a reserved folder and marks it complete."""
+        started = time.monotonic()
         saved = save(str(path), kind)
         (path / MARKER).touch()
-        self._held[version] = path
         seconds = time.monotonic() - started
-        log.info("published %s: %.1f MB in %.3f s", version, saved.size_bytes / 1e6, seconds)
-        return path
+        log.info("wrote %s: %.1f MB in %.3f s", path.name, saved.size_bytes / 1e6, seconds)
 
     def drop(self, version: str) -> None:
         """Removes a version's folder, if it is one of this exchange."""
