@@ -39,12 +39,43 @@ class AdminConfig(_Section):
 
 
 class WorkerConfig(_Section):
-    """Address of the host rocklet. `urls`: workers on other machines, in place of the one at host and port."""
+    """Address of the host rocklet. `urls`: workers on other machines, in place of the one at host and port.
+
+    Args:
+        max_sandboxes, total_cpus, total_memory: what all sandboxes of this worker together may have; null = not bounded.
+    """
 
     host: str = "127.0.0.1"
     port: int = Field(default=22555, ge=0, le=65535)
     urls: list[str] = []
     max_sandboxes: int = Field(default=128, ge=1)
+    total_cpus: float | None = Field(default=None, gt=0)
+    total_memory: str | None = None
+
+    def capacity(self) -> dict[str, float]:
+        """Amounts by name: sandboxes, cpus, memory (bytes); those that are bounded."""
+        found: dict[str, float] = {"sandboxes": self.max_sandboxes}
+        if self.total_cpus is not None:
+            found["cpus"] = self.total_cpus
+        if self.total_memory is not None:
+            found["memory"] = parse_size(self.total_memory, "worker.total_memory")
+        return found
+
+
+class PlacementConfig(_Section):
+    """Which worker a sandbox goes to.
+
+    Args:
+        type: "workers": those of the section worker; "ray": the nodes of a Ray cluster, each with a worker of its own.
+        address: of the Ray cluster; "auto" = the one on this machine.
+        namespace: of the reservations in Ray; admins that share a cluster have different ones.
+        wait_seconds: how long a start waits for room in the cluster.
+    """
+
+    type: Literal["workers", "ray"] = "workers"
+    address: str = "auto"
+    namespace: str = "rock"
+    wait_seconds: float = Field(default=10.0, gt=0)
 
 
 class BindConfig(_Section):
@@ -114,6 +145,7 @@ class RockConfig(_Section):
 
     admin: AdminConfig = AdminConfig()
     worker: WorkerConfig = WorkerConfig()
+    placement: PlacementConfig = PlacementConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     state: StateConfig = StateConfig()
     lifecycle: LifecycleConfig = LifecycleConfig()
@@ -130,6 +162,8 @@ class RockConfig(_Section):
 
     @property
     def worker_urls(self) -> list[str]:
+        if self.placement.type == "ray" and not self.worker.urls:
+            return []
         return self.worker.urls or [f"http://{self.worker.host}:{self.worker.port}"]
 
 

@@ -18,6 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rock.admin.control import ControlPlane
 from rock.admin.encryption import encrypt
 from rock.admin.envelope import BAD_REQUEST, INTERNAL_SERVER_ERROR, Failure, failed
+from rock.admin.placement import ListedWorkers, Placement
+from rock.admin.ray_placement import RayPlacement
 from rock.admin.routes.commands import command_routes
 from rock.admin.routes.ports import port_routes
 from rock.admin.routes.sandboxes import sandbox_routes
@@ -37,9 +39,11 @@ def create_admin_app(config: RockConfig, on_open: Callable[[], None] = lambda: N
     encryption_key = read_key_file(config.auth.encryption_key_file)[0] if config.auth.encryption_key_file else None
     if encryption_key is not None:
         encrypt(encryption_key, "probe")  # a wrong key shows now, not at the first request
-    control = ControlPlane(
-        config, Store(config.database_url), Workers(config.worker_urls, ensure_worker_key(config)), encryption_key
-    )
+    workers = Workers(config.worker_urls, ensure_worker_key(config))
+    placement: Placement = ListedWorkers(workers)
+    if config.placement.type == "ray":
+        placement = RayPlacement(config.placement, workers, config.worker.port)
+    control = ControlPlane(config, Store(config.database_url), workers, placement, encryption_key)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -13,6 +13,7 @@ from rock.admin.encryption import encrypt
 from rock.admin.envelope import BAD_REQUEST, INTERNAL_SERVER_ERROR, Failure
 from rock.admin.lifecycle import DELETED, PENDING, RUNNING, STOPPED, WrongState, apply_event
 from rock.admin.models import StartRequest
+from rock.admin.placement import Demand, Placement
 from rock.admin.store import Store
 from rock.admin.workers import Ended, Worker, Workers
 from rock.config import RockConfig, parse_size
@@ -35,8 +36,15 @@ class ControlPlane:
         encryption_key: for client keys that are kept with a sandbox; None = such keys are not kept.
     """
 
-    def __init__(self, config: RockConfig, store: Store, workers: Workers, encryption_key: str | None = None) -> None:
-        self.config, self.store, self.workers = config, store, workers
+    def __init__(
+        self,
+        config: RockConfig,
+        store: Store,
+        workers: Workers,
+        placement: Placement,
+        encryption_key: str | None = None,
+    ) -> None:
+        self.config, self.store, self.workers, self.placement = config, store, workers, placement
         self.encryption_key = encryption_key
         self.records: dict[str, Record] = {}
         self.commits: dict[str, dict[str, Any]] = {}
@@ -47,6 +55,11 @@ class ControlPlane:
     async def open(self) -> None:
         """Rebuilds the state from the database and from what the workers say."""
         self.records = await asyncio.to_thread(self.store.load)
+        held = [one for one in self.records.values() if one["state"] == RUNNING]
+        if self.config.placement.type == "ray":
+            for record in held:
+                self.workers.adopt(record["worker_url"])
+        await self.placement.open(one["sandbox_id"] for one in held)
         await self.reconcile()
         for record in list(self.records.values()):
             if record["state"] == PENDING:
@@ -58,6 +71,7 @@ class ControlPlane:
             task.cancel()
         await asyncio.gather(*self._loops, *self._starts.values(), return_exceptions=True)
         await self._flush()
+        await self.placement.close()
         await self.workers.close()
         self.store.close()
 
@@ -91,8 +105,8 @@ class ControlPlane:
         now = time.time()
         record: Record = {
             "sandbox_id": sandbox_id, "state": PENDING, "reason": "", "image": request.image, "create_time": now,
-            "cpus": cpus, "memory": request.memory, "disk": request.disk, "worker_url": "", "worker_instance": "",
-            "host_name": "", "host_ip": "", "start_time": None, "stop_time": None, "delete_time": None,
+            "cpus": cpus, "memory": request.memory, "disk": request.disk, "resources": request.resources,
+            "worker_url": "", "worker_instance": "", "host_name": "", "host_ip": "", "start_time": None, "stop_time": None, "delete_time": None,
             "auto_clear_seconds": auto_clear, "expire_at": now + auto_clear + timeout, "state_history": [],
             "phases": _phases(StartProgress()), **headers_to_metadata(headers, self.encryption_key),
             "request": {
@@ -114,7 +128,11 @@ class ControlPlane:
 
     async def _start(self, record: Record, credentials: dict[str, Any]) -> None:
         sandbox_id = record["sandbox_id"]
-        worker = self.workers.place(self._load())
+        try:
+            worker = await self.placement.place(Demand.of(record), self._present())
+        except Exception as error:  # Ray raises many kinds
+            await self._no_start(record, "image_pull", str(error))
+            return
         record["worker_url"] = worker.url
         timeout = record["request"]["startup_timeout"]
         record["phases"]["image_pull"] = {
@@ -135,11 +153,7 @@ class ControlPlane:
             phase = "image_pull" if reason.startswith("image_pull:") else "docker_run"
             if phase == "docker_run":
                 record["phases"]["image_pull"]["status"] = "success"
-            record["phases"][phase] = {
-                **record["phases"][phase], "status": "failed", "message": reason, "completed_at": time.time()
-            }  # fmt: skip
-            if record["state"] == PENDING:
-                await self._event(record, "start_failed", reason)
+            await self._no_start(record, phase, reason)
             with contextlib.suppress(Failure):  # whatever came up after all goes away again
                 await self.workers.call(worker, "DELETE", f"/sandboxes/{sandbox_id}", sandbox_id)
             return
@@ -149,9 +163,18 @@ class ControlPlane:
         record["expire_at"] = time.time() + record["auto_clear_seconds"]
         if record["state"] != PENDING:  # stopped meanwhile
             await self.workers.call(worker, "DELETE", f"/sandboxes/{sandbox_id}", sandbox_id)
+            await self.placement.release(sandbox_id)
             return
         await self._event(record, "alive")
         _LOG.info("sandbox %s runs on %s", sandbox_id, worker.url)
+
+    async def _no_start(self, record: Record, phase: str, reason: str) -> None:
+        """Notes that a start failed, and gives back what was reserved."""
+        failed = {"status": "failed", "message": reason, "completed_at": time.time()}
+        record["phases"][phase] = {**record["phases"][phase], **failed}
+        await self.placement.release(record["sandbox_id"])
+        if record["state"] == PENDING:
+            await self._event(record, "start_failed", reason)
 
     async def wait_started(self, record: Record) -> Record:
         """Waits for the start.
@@ -174,12 +197,8 @@ class ControlPlane:
         if task is not None and seconds > 0:
             await asyncio.wait({task}, timeout=seconds)
 
-    def _load(self) -> dict[str, int]:
-        load: dict[str, int] = {}
-        for record in self.records.values():
-            if record["state"] in (PENDING, RUNNING):
-                load[record["worker_url"]] = load.get(record["worker_url"], 0) + 1
-        return load
+    def _present(self) -> list[Record]:
+        return [record for record in self.records.values() if record["state"] in (PENDING, RUNNING)]
 
     # -- look-up and requests -------------------------------------------------------------------------------------
 
@@ -242,6 +261,7 @@ class ControlPlane:
                 await self.workers.call(worker, "DELETE", f"/sandboxes/{sandbox_id}", sandbox_id)
             except Failure as failure:
                 record["reason"] = f"{reason}; {failure}"
+        await self.placement.release(sandbox_id)
         if not keep and record["state"] == STOPPED:
             await self._event(record, "delete", reason)
         else:
@@ -297,6 +317,8 @@ class ControlPlane:
         except WrongState as error:
             raise Failure(str(error), BAD_REQUEST, record["sandbox_id"]) from error
         await self._save(record)
+        if event in ("ended", "lost"):
+            await self.placement.release(record["sandbox_id"])
 
     async def _save(self, record: Record) -> None:
         self._touched.discard(record["sandbox_id"])
@@ -331,7 +353,10 @@ class ControlPlane:
 
     async def reconcile(self) -> None:
         """Compares records with what the workers run."""
-        for worker in self.workers.all:
+        for url, reason in (await self.placement.lost()).items():
+            for record in [one for one in self._present() if one["worker_url"] == url]:
+                await self._event(record, "lost", reason)
+        for worker in list(self.workers.all):
             asked_at = time.time()
             listing = await self.workers.listing(worker)
             ours = [one for one in self.records.values() if one["worker_url"] == worker.url]

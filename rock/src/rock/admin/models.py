@@ -33,6 +33,7 @@ class StartRequest(BaseModel):
     accelerator_type: str | None = None
     network: str | None = None
     env: dict[str, str] = {}
+    resources: dict[str, float] = {}
 
 
 class SandboxRef(BaseModel):

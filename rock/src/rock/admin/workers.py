@@ -1,4 +1,4 @@
-"""The admin's view of the workers: where a new sandbox goes, and requests to host rocklets."""
+"""The admin's view of the workers: requests to host rocklets, and what they say about themselves."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Worker:
 
     Args:
         url: address of its host rocklet.
+        capacity: what all its sandboxes together may have, as it says itself: sandboxes, cpus, memory (bytes).
     """
 
     url: str
@@ -29,42 +30,38 @@ class Worker:
     instance: str = ""
     last_seen: float = field(default_factory=time.monotonic)
     failure: str = ""
+    capacity: dict[str, float] = field(default_factory=dict)
 
 
 class Workers:
-    """All workers that the configuration names."""
+    """The workers that the configuration names, and those of a cluster's nodes."""
 
     def __init__(self, urls: list[str], key: str) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-        self.all = [
-            Worker(
-                url.rstrip("/"),
-                httpx.AsyncClient(
-                    base_url=url.rstrip("/"),
-                    headers={KEY_HEADER: key},
-                    timeout=httpx.Timeout(_ADMIN_SECONDS, connect=_CONNECT_SECONDS),
-                    limits=limits,
-                    trust_env=False,
-                ),
-            )
-            for url in urls
-        ]
         self.key = key
+        self.all: list[Worker] = []
+        for url in urls:
+            self.adopt(url.rstrip("/"))
+
+    def adopt(self, url: str) -> Worker:
+        """The worker at `url`, known from now on."""
+        for worker in self.all:
+            if worker.url == url:
+                return worker
+        client = httpx.AsyncClient(
+            base_url=url,
+            headers={KEY_HEADER: self.key},
+            timeout=httpx.Timeout(_ADMIN_SECONDS, connect=_CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            trust_env=False,
+        )
+        self.all.append(Worker(url, client))
+        return self.all[-1]
 
     def of(self, url: str, sandbox_id: str) -> Worker:
         for worker in self.all:
             if worker.url == url:
                 return worker
         raise Failure(f"worker {url} is no longer in the configuration", INTERNAL_SERVER_ERROR, sandbox_id)
-
-    def place(self, load: dict[str, int]) -> Worker:
-        """The worker with the fewest sandboxes among those that answered last time, else among all.
-
-        Args:
-            load: sandboxes by worker URL.
-        """
-        reachable = [worker for worker in self.all if not worker.failure] or self.all
-        return min(reachable, key=lambda worker: load.get(worker.url, 0))
 
     async def listing(self, worker: Worker) -> dict[str, Any] | None:
         """What the worker runs; None (and `worker.failure`) when it does not answer."""
@@ -76,6 +73,7 @@ class Workers:
             worker.failure = f"worker {worker.url} does not answer: {error or type(error).__name__}"
             return None
         worker.failure, worker.last_seen, worker.instance = "", time.monotonic(), listing["instance"]
+        worker.capacity = listing.get("capacity") or {}
         return listing
 
     async def call(

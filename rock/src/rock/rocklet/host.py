@@ -56,12 +56,13 @@ class Host:
 
     Args:
         runtime: makes them.
-        max_sandboxes: how many at once.
+        capacity: what they together may have: sandboxes, cpus, memory (bytes); only what is bounded.
     """
 
-    def __init__(self, runtime: Runtime, max_sandboxes: int) -> None:
+    def __init__(self, runtime: Runtime, capacity: dict[str, float]) -> None:
         self.runtime = runtime
-        self.max_sandboxes = max_sandboxes
+        self.capacity = capacity
+        self.held: dict[str, dict[str, float]] = {}
         self.instance = uuid.uuid4().hex
         self.sandboxes: dict[str, RunningSandbox] = {}
         self.starting: dict[str, tuple[SandboxRequest, StartProgress]] = {}
@@ -73,15 +74,23 @@ class Host:
         if request.sandbox_id in self.sandboxes or request.sandbox_id in self.starting:
             raise SandboxStartError(f"sandbox_id {request.sandbox_id!r} is in use", request.sandbox_id)
         self.collect()
-        if len(self.sandboxes) + len(self.starting) >= self.max_sandboxes:
-            raise SandboxStartError(
-                f"this worker holds {self.max_sandboxes} sandboxes, its limit (worker.max_sandboxes)",
-                request.sandbox_id,
-            )
+        wanted = {"sandboxes": 1.0, "cpus": request.cpus or 0.0, "memory": float(request.memory_bytes or 0)}
+        for name, limit in self.capacity.items():
+            used = sum(one[name] for one in self.held.values())
+            if used + wanted[name] > limit:
+                key = "max_sandboxes" if name == "sandboxes" else f"total_{name}"
+                raise SandboxStartError(
+                    f"this worker has given {used:g} of {limit:g} {name} (worker.{key}); {wanted[name]:g} more do not fit",
+                    request.sandbox_id,
+                )
+        self.held[request.sandbox_id] = wanted
         progress = StartProgress()
         self.starting[request.sandbox_id] = (request, progress)
         try:
             sandbox = await self.runtime.start(request, progress)
+        except BaseException:
+            self.held.pop(request.sandbox_id, None)
+            raise
         finally:
             del self.starting[request.sandbox_id]
         self.sandboxes[request.sandbox_id] = sandbox
@@ -108,6 +117,7 @@ class Host:
     def _forget(self, sandbox_id: str, reason: str) -> None:
         self.sandboxes.pop(sandbox_id, None)
         self.started_at.pop(sandbox_id, None)
+        self.held.pop(sandbox_id, None)
         self.ends[sandbox_id] = reason
         while len(self.ends) > _KEPT_ENDS:
             del self.ends[next(iter(self.ends))]
@@ -165,7 +175,7 @@ def create_host_app(config: RockConfig, on_open: Callable[[], None] = lambda: No
     """The host rocklet's web application. The runtime opens with it and closes with it."""
     key = ensure_worker_key(config)
     runtime = make_runtime(config)
-    host = Host(runtime, config.worker.max_sandboxes)
+    host = Host(runtime, config.worker.capacity())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -213,7 +223,8 @@ def create_host_app(config: RockConfig, on_open: Callable[[], None] = lambda: No
     async def listing() -> dict[str, Any]:
         host.collect()
         known = [*host.sandboxes, *host.starting]
-        return {"instance": host.instance, "sandboxes": {one: host.describe(one) for one in known}}
+        sandboxes = {one: host.describe(one) for one in known}
+        return {"instance": host.instance, "capacity": host.capacity, "sandboxes": sandboxes}
 
     @app.get("/sandboxes/{sandbox_id}")
     async def describe(sandbox_id: str) -> dict[str, Any]:
