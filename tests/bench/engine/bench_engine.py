@@ -201,6 +201,31 @@ class Bench:
             },
         }
 
+    def numerics(self) -> dict[str, Any]:
+        """Logprobs of sampled tokens: sampler against trainer, on a run that has taken one step."""
+        client = self.client()
+        self.step(client, self.rows(2, 32))()
+        sampler = client.save_weights_and_get_sampling_client().result()
+        params = self.types.SamplingParams(max_tokens=SAMPLE_TOKENS, temperature=1.0, stop=[], seed=1)
+        gaps = []
+        for _ in range(4):
+            prompt = self.rng.integers(100, 4000, PROMPT_TOKENS).tolist()
+            model_input = self.types.ModelInput.from_ints(prompt)
+            sampled = sampler.sample(prompt=model_input, num_samples=8, sampling_params=params).result()
+            rows = np.array([[*prompt, *sequence.tokens] for sequence in sampled.sequences])
+            scored = client.forward(self.data(rows), "cross_entropy").result()
+            for sequence, output in zip(sampled.sequences, scored.loss_fn_outputs, strict=True):
+                learner = np.array(output["logprobs"].data)[PROMPT_TOKENS - 1 :]
+                gaps.append(np.array(sequence.logprobs) - learner)
+        gap = np.concatenate(gaps)
+        return {
+            "tokens": len(gap),
+            "largest_difference": float(np.abs(gap).max()),
+            "mean_difference": float(np.abs(gap).mean()),
+            "kl_sample_train_v1": float(gap.mean()),
+            "kl_sample_train_v2": float(0.5 * (gap**2).mean()),
+        }
+
 
 def _ratios(times: dict[str, dict[str, float]], mine: str, other: str) -> dict[str, float]:
     """How many times faster ``mine`` is than ``other``."""
@@ -214,7 +239,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--parts", default="training,many_runs,sampling")
+    parser.add_argument("--parts", default="training,many_runs,sampling,numerics")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     import torch
