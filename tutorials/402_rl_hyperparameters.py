@@ -12,7 +12,7 @@ with app.setup:
     from backend import connect
 
     import tinker
-    from tinker_cookbook.completers import TinkerTokenCompleter
+    from tinker_cookbook.completers import TinkerTokenCompleter, seed_scope
     from tinker_cookbook.rl.advantages import estimate_advantages
     from tinker_cookbook.rl.data_processing import assemble_training_data
     from tinker_cookbook.rl.metrics import compute_kl_sample_train
@@ -48,19 +48,24 @@ async def _():
     renderer = server.renderer
 
     class Letter(ProblemEnv):
-        """Right when the answer holds the letter e."""
+        """Right when the answer holds the letter e at least twice."""
 
         def get_question(self):
-            return "A word with the letter e."
+            return "A word with two e."
 
         def check_answer(self, sample_str):
-            return "e" in sample_str
+            return sample_str.count("e") >= 2
 
         def check_format(self, sample_str):
             return True
 
         def get_reference_answer(self):
-            return "e"
+            return "two or more e"
+
+    async def play(builder, policy, *key):
+        """One group; the key makes its draws repeatable."""
+        with seed_scope("402", *key):
+            return await do_group_rollout(builder, policy)
 
     async def run(
         rate=server.learning_rate,
@@ -75,9 +80,9 @@ async def _():
         client = await service.create_lora_training_client(base_model=server.model, rank=8, seed=0)
         builder = ProblemGroupBuilder(lambda: Letter(renderer, format_coef=0.0), group_size)
         rewards, kl = [], []
-        for _ in range(steps):
+        for step in range(steps):
             policy = TinkerTokenCompleter(await client.save_weights_and_get_sampling_client(), max_tokens=5)
-            found = await asyncio.gather(*(do_group_rollout(builder, policy) for _ in range(groups)))
+            found = await asyncio.gather(*(play(builder, policy, step, group) for group in range(groups)))
             advantages = [estimate_advantages(group, estimator) for group in found]
             data, _ = assemble_training_data(list(found), advantages)
             logprobs = await train_step(data, client, rate, substeps, loss)
@@ -101,7 +106,7 @@ def _():
 @app.cell
 async def _(run, server):
     rates = [server.learning_rate * f for f in (0.03, 0.3, 1.0, 10.0)]
-    by_rate = [await run(rate) for rate in rates]
+    by_rate = await asyncio.gather(*(run(rate) for rate in rates))  # one server trains them all at once
     figure, _axis = plt.subplots(figsize=(6, 3))
     for _rate, (_rewards, _) in zip(rates, by_rate, strict=True):
         _axis.plot(_rewards, label=f"{_rate:.1e}")
@@ -144,8 +149,9 @@ async def _():
 
 @app.cell
 async def _(run):
-    for _size, _groups in ((2, 8), (4, 4), (8, 2), (16, 1)):
-        _rewards, _ = await run(group_size=_size, groups=_groups)
+    _shapes = ((2, 8), (4, 4), (8, 2), (16, 1))
+    _runs = await asyncio.gather(*(run(group_size=size, groups=groups) for size, groups in _shapes))
+    for (_size, _groups), (_rewards, _) in zip(_shapes, _runs, strict=True):
         print(f"{_groups} groups of {_size:2}: reward of the last three steps {np.mean(_rewards[-3:]):.2f}")
     return
 
@@ -162,9 +168,12 @@ def _():
 
 
 @app.cell
-async def _(run):
-    for _substeps, _loss in ((1, "importance_sampling"), (4, "importance_sampling"), (4, "ppo"), (4, "cispo")):
-        _rewards, _kl = await run(substeps=_substeps, loss=_loss)
+async def _(run, server):
+    _choices = ((1, "importance_sampling"), (4, "importance_sampling"), (4, "ppo"), (4, "cispo"))
+    _runs = await asyncio.gather(
+        *(run(server.learning_rate / 3, substeps=substeps, loss=loss) for substeps, loss in _choices)
+    )
+    for (_substeps, _loss), (_rewards, _kl) in zip(_choices, _runs, strict=True):
         print(f"substeps {_substeps}, {_loss:20} reward {np.mean(_rewards[-3:]):.2f}  kl v2 {np.mean(_kl):.2e}")
     return
 
@@ -182,10 +191,20 @@ def _():
 
 @app.cell
 async def _(by_rate, run):
-    for _estimator in ("mean_centered", "std_normalized", "rloo"):
-        _rewards, _ = await run(estimator=_estimator)
+    _estimators = ("mean_centered", "std_normalized", "rloo")
+    _runs = await asyncio.gather(*(run(estimator=estimator) for estimator in _estimators))
+    for _estimator, (_rewards, _) in zip(_estimators, _runs, strict=True):
         print(f"{_estimator:15} reward of the last three steps {np.mean(_rewards[-3:]):.2f}")
-    assert max(np.mean(rewards[-3:]) for rewards, _ in by_rate) > by_rate[0][0][0]
+    assert max(np.mean(rewards[-3:]) - np.mean(rewards[:2]) for rewards, _ in by_rate) > 0.1
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    One run each on a toy: the order of these numbers is noise where they are close. For a choice that matters, repeat with
+    several seeds and look at the spread.
+    """)
     return
 
 

@@ -42,7 +42,7 @@ def _():
     mo.md(r"""
     ## The loss on paper
 
-    At the start policy and reference are the same: margin 0, loss log 2, accuracy 0. A small β allows large moves.
+    At the start policy and reference are the same: margin 0, loss log 2 = 0.693. A small β allows large moves.
     """)
     return
 

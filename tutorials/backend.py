@@ -32,7 +32,9 @@ _MAKERS = {
     "tiny": ("tinker_backend.models.tiny", "--family", "qwen3", "--context", "2048"),
     "smollm2": ("tinker_backend.models.smollm2",),
 }
-_open = contextlib.AsyncExitStack()  # keeps the server of this process until the process ends
+# Until the process ends: its server, and the folder of its runs.
+_open = contextlib.AsyncExitStack()
+_folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Server:
     """Where the server is, and what suits its model.
 
     ``learning_rate``: a rate at which the short runs of the tutorials visibly learn; that of the tiny model is far
-    above anything for a real one. ``runs``: folder for the files of runs, fresh for each notebook.
+    above anything for a real one. ``runs``: folder for the files of runs, removed when the notebook ends.
     """
 
     base_url: str
@@ -72,7 +74,8 @@ async def connect(model: str | None = None) -> Server:
         ValueError: a new server is to be started with another model.
     """
     wanted = model or os.environ.get("TINKER_TUTORIAL_MODEL")
-    runs = Path(tempfile.mkdtemp(prefix="tinker-tutorial-"))
+    _folders.append(tempfile.TemporaryDirectory(prefix="tinker-tutorial-", ignore_cleanup_errors=True))
+    runs = Path(_folders[-1].name)
     base_url = os.environ.get("TINKER_BASE_URL")
     if base_url:
         name = wanted or await _first_model()
