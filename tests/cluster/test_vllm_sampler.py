@@ -187,11 +187,17 @@ def test_wrong_requests_are_refused_and_stops_are_kept(driver: Driver) -> None:
 
 
 def test_a_killed_replica_is_replaced_and_its_requests_are_answered(driver: Driver) -> None:
+    import psutil
+
     sampler = driver.engine.sampler.sampler
     prompts = [np.roll(PROMPT, shift) for shift in range(8)]
     expected = [driver.sample("v1", tokens, temperature=0.0, max_tokens=20).sequences[0] for tokens in prompts]
     victim = sampler.pids()[0]
+    children = psutil.Process(victim).children(recursive=True)
+    assert children
     waits = [driver.begin_sample("v1", tokens, temperature=0.0, max_tokens=20) for tokens in prompts]
     os.kill(victim, signal.SIGKILL)
     for wait, sequence in zip(waits, expected, strict=True):
         assert wait().sequences[0].tokens.tolist() == sequence.tokens.tolist()
+    gone, alive = psutil.wait_procs(children, timeout=60)
+    assert not alive, "the processes of a killed replica live on"

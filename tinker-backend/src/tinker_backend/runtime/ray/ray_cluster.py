@@ -59,6 +59,8 @@ class RayCluster:
             )
 
     def _start_ray(self, common: dict[str, Any]) -> None:
+        # An actor that is killed must not leave vLLM's processes behind, which would keep their GPU memory.
+        os.environ.setdefault("RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper", "true")
         folder = self.config.temporary_folder
         if folder is None:
             self._own_folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)

@@ -201,6 +201,8 @@ class VllmSampler:
             version = self.versions.get(request.sampler)
             if version is None:
                 raise RuntimeFault(f"sampler {request.sampler!r} is not loaded in the runtime", "server")
+            if self.broken is not None:
+                raise RuntimeFault(f"sampling is not possible: {self.broken}", "server")
             pending = _Pending(request, version, max_tokens, reply, deadline)
         if max_tokens == 0 and not (request.prompt_logprobs or request.topk_prompt_logprobs):
             # vLLM samples at least one token; nothing is asked of it here.
@@ -221,6 +223,7 @@ class VllmSampler:
         with self._lock:
             number = self._route(pending)
             if number is None:
+                pending.replica = -1
                 self._parked.append(pending)
                 return
             replica = self._replicas[number]
@@ -311,7 +314,7 @@ class VllmSampler:
                 replica.failures += 1
                 log.error("replica %d could not be replaced: %s", number, error)
                 if replica.failures >= _MOST_ATTEMPTS:
-                    self.broken = f"replica {number} could not be replaced: {error}"
+                    self._give_up(f"replica {number} could not be replaced: {error}")
                     return
                 self._closed.wait(2.0**replica.failures)
         with self._lock:
@@ -324,13 +327,23 @@ class VllmSampler:
         for pending in parked:
             self._send(pending)
 
+    def _give_up(self, reason: str) -> None:
+        """One replica less; without any, nobody waits any longer."""
+        with self._lock:
+            if any(replica.up for replica in self._replicas):
+                return
+            self.broken = reason
+            parked = list(self._parked)
+        for pending in parked:
+            self._settle(pending, RuntimeFault(f"sampling is not possible: {reason}"))
+
     def _watch(self) -> None:
         """A request that has no answer by its deadline is a sign of a replica that hangs."""
         while not self._closed.wait(_POLL_SECONDS):
             now = time.monotonic()
             with self._lock:
-                late = [pending for pending in self._all_pending() if pending.deadline < now]
-                generations = {p.replica: self._replicas[p.replica].generation for p in late}
+                late = [p for p in (*self._parked, *self._all_pending()) if p.deadline < now]
+                generations = {p.replica: self._replicas[p.replica].generation for p in late if p.replica >= 0}
             seconds = self.cluster.config.call_timeout_seconds
             for pending in late:
                 fault = RuntimeFault(f"no sample within cluster.call_timeout_seconds {seconds:.0f} s")
