@@ -64,6 +64,8 @@ def run_walk() -> Callable[..., dict[str, Any]]:
 
     def run(python: str, script: str, *arguments: str, timeout: float = 240) -> dict[str, Any]:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("TINKER_", "PYTHONPATH"))}
+        if (torch := importlib.util.find_spec("torch")) is not None and torch.origin is not None:
+            environment["WALK_TORCH"] = str(Path(torch.origin).parent.parent)
         done = subprocess.run(
             [python, "-W", "ignore", str(HERE / script), *arguments],
             capture_output=True,

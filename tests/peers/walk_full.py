@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import sys
+import typing
 import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -21,10 +22,15 @@ warnings.simplefilter("ignore")
 os.environ["TINKER_BASE_URL"] = sys.argv[1]
 os.environ["TINKER_API_KEY"] = sys.argv[3] if len(sys.argv) > 3 else "tml-test"
 
+if lent := os.environ.get("WALK_TORCH"):
+    sys.path.append(lent)  # behind the environment's own packages: only what is missing there comes from it
+
 import tinker  # noqa: E402
 from tinker import types  # noqa: E402
 
 BASE_MODEL = sys.argv[2]
+NAMES = ("ServiceClient", "TrainingClient", "SamplingClient", "RestClient", "AdminClient")
+CLIENTS = {getattr(tinker, name): name for name in NAMES}
 OUTCOMES: dict[str, str] = {}
 
 
@@ -268,6 +274,93 @@ def custom_loss(service: Any, client: Any) -> None:
     assert "loss:sum" in result.metrics, result.metrics
 
 
+def twins(service: Any, client: Any, sampler: Any) -> None:
+    """Each method again by its coroutine."""
+    asyncio.run(_twins(service, client, sampler))
+
+
+async def _twins(service: Any, client: Any, sampler: Any) -> None:
+    async def twin(owner: Any, method: str, *arguments: Any, **options: Any) -> Any:
+        value = await getattr(owner, f"{method}_async")(*arguments, **options)
+        while hasattr(value, "result_async"):
+            value = await value.result_async()
+        OUTCOMES[f"{CLIENTS[type(owner)]}.{method}_async"] = "ok"
+        return value
+
+    api, admin_api = tinker.RestClient(), tinker.AdminClient()
+    await twin(service, "get_server_capabilities")
+    await twin(service, "create_lora_training_client", BASE_MODEL, rank=8)
+    await twin(service, "create_sampling_client", base_model=BASE_MODEL)
+    await twin(client, "get_info")
+    for method in ("forward", "forward_backward"):
+        await twin(client, method, DATA, "cross_entropy")
+    if (
+        "TrainingClient.forward_backward_custom" in OUTCOMES
+        and OUTCOMES["TrainingClient.forward_backward_custom"] == "ok"
+    ):
+        import torch
+
+        def loss_fn(data: Any, logprobs: list[Any]) -> Any:
+            return torch.stack([-x.sum() for x in logprobs]).sum(), {}
+
+        await twin(client, "forward_backward_custom", DATA, loss_fn)
+    await twin(client, "optim_step", types.AdamParams(learning_rate=1e-3))
+    state = await twin(client, "save_state", "s2")
+    await twin(client, "load_state", state.path)
+    await twin(client, "load_state_with_optimizer", state.path)
+    named = await twin(client, "save_weights_for_sampler", "n2")
+    external = await twin(client, "save_weights_external", "e2")
+    await twin(client, "save_weights_and_get_sampling_client")
+    await twin(client, "create_sampling_client", named.path)
+    for method in ("create_training_client_from_state", "create_training_client_from_state_with_optimizer"):
+        await twin(service, method, state.path)
+    await twin(sampler, "sample", PROMPT, 1, types.SamplingParams(max_tokens=2))
+    await twin(sampler, "compute_logprobs", PROMPT)
+    await twin(sampler, "get_base_model")
+    run = client.model_id
+    session = run.split(":")[0]
+    await twin(api, "get_training_run", run)
+    for method in (
+        "get_training_run_by_tinker_path",
+        "publish_checkpoint_from_tinker_path",
+        "unpublish_checkpoint_from_tinker_path",
+    ):
+        await twin(api, method, state.path)
+    await twin(api, "set_checkpoint_ttl_from_tinker_path", state.path, 7200)
+    for method in ("list_training_runs", "list_user_checkpoints", "list_sessions"):
+        await twin(api, method)
+    await twin(api, "list_checkpoints", run)
+    await twin(api, "get_external_weights_urls", external.path)
+    await twin(api, "copy_weights", state.path, destination_project_id="p")
+    await twin(api, "assign_session_project", session, "p2")
+    await twin(api, "export_session_trace", session)
+    await twin(api, "get_sampler", (await twin(api, "get_session", session)).sampler_ids[0])
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    for owner in (api, admin_api):
+        await twin(owner, "get_audit_log")
+        await twin(owner, "get_billing_usage", hour - timedelta(hours=1), hour + timedelta(hours=1))
+        await twin(owner, "get_current_checkpoint_storage_usage")
+    await twin(api, "delete_checkpoint", run, "sampler_weights/n2")
+    await twin(api, "delete_checkpoint_from_tinker_path", external.path)
+
+
+def remaining(service: Any, client: Any, sampler: Any) -> None:
+    """What needs no work of the server, and the deprecated places of what was called elsewhere."""
+    api, admin_api = check("ServiceClient.create_rest_client", service.create_rest_client), tinker.AdminClient()
+    check("ServiceClient.get_server_capabilities", service.get_server_capabilities)
+    for owner in (service, client, sampler, api, admin_api):
+        check(f"{CLIENTS[type(owner)]}.get_telemetry", owner.get_telemetry)
+    check("SamplingClient.create", lambda: tinker.SamplingClient.create(service.holder, base_model=BASE_MODEL))
+    state = typing.get_type_hints(type(sampler).on_queue_state_change)["queue_state"]
+    check("SamplingClient.on_queue_state_change", lambda: sampler.on_queue_state_change(next(iter(state)), None))
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    check("RestClient.get_audit_log", api.get_audit_log)
+    check("RestClient.get_billing_usage", lambda: api.get_billing_usage(hour - timedelta(hours=1), hour))
+    check("RestClient.get_current_checkpoint_storage_usage", api.get_current_checkpoint_storage_usage)
+    if BASE_MODEL != "fake-model":
+        check("SamplingClient.get_tokenizer", sampler.get_tokenizer)
+
+
 def cancellation(sampler: Any) -> None:
     async def impatient() -> None:
         with contextlib.suppress(TimeoutError):
@@ -285,6 +378,9 @@ def main() -> None:
         admin()
         own_key()
         custom_loss(service, client)
+        sampler = paths[3]
+        remaining(service, client, sampler)
+        twins(service, client, sampler)
         cancellation(paths[3])
         check("ServiceClient.get_console_url", service.get_console_url)
     OUTCOMES["ServiceClient.close"] = "ok"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -441,3 +443,16 @@ def test_importing_is_cheap_and_loads_neither_torch_nor_transformers() -> None:
     took, rest = done.stdout.split(" ", 1)
     assert rest.strip() == "set() set()"
     assert float(took) < 0.5
+
+
+def test_the_documentation_lists_exactly_the_public_methods() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)\.(\w+)`( \(\+ `_async`\))? \| (\S+) \| (\S+) \|", text, re.MULTILINE)
+    listed = [f"{cls}.{name}{'+' * bool(twin)}" for cls, name, twin, _, _ in rows]
+    public = []
+    for cls in SIGNATURES:
+        names = {name for name in dir(cls) if not name.startswith("_") and callable(getattr(cls, name))}
+        plain = {name for name in names if not name.endswith("_async")}
+        public += [f"{cls.__name__}.{name}{'+' * (f'{name}_async' in names)}" for name in plain]
+    assert sorted(listed) == sorted(public)
+    assert {(server, ours) for *_, server, ours in rows} == {("yes", "yes")}
