@@ -81,7 +81,9 @@ class DockerDaemon:
         """
         folders = ["--data-root", f"{self.folder}/data", "--exec-root", f"{self.folder}/exec"]
         command = ["dockerd", *folders, "-H", self.url, "--pidfile", f"{self.folder}/pid"]
-        (self.folder / "pid").unlink(missing_ok=True)
+        # A killed predecessor leaves both; the process ids in them may be in use again.
+        for stale in ("pid", "exec/containerd/containerd.pid"):
+            (self.folder / stale).unlink(missing_ok=True)
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -100,6 +102,22 @@ class DockerDaemon:
         self.process.kill()
         self.process.wait(30)
 
+    def crash(self) -> None:
+        """As when the machine loses power: daemon, containers and /run are gone at once, the disk stays."""
+        assert self.process is not None
+        pids = [self.process.pid, *self._left()]
+        for shim in self._left():  # a shim's children are the main processes of containers
+            for task in Path(f"/proc/{shim}/task").glob("*/children"):
+                with contextlib.suppress(OSError):
+                    pids += [int(pid) for pid in task.read_text().split()]
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, 9)
+        self.process.wait(30)
+        time.sleep(0.5)
+        self._unmount()
+        shutil.rmtree(self.folder / "exec", ignore_errors=True)
+
     def stop(self) -> None:
         """Ends it with all its containers and clears up."""
         if self.process is not None and self.process.poll() is None:
@@ -113,15 +131,18 @@ class DockerDaemon:
             with contextlib.suppress(OSError):
                 os.kill(pid, 9)
         time.sleep(0.2)
-        mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
-        for mount in sorted((one for one in mounts if one.startswith(f"{self.folder}/")), reverse=True):
-            subprocess.run(["umount", "-l", mount], capture_output=True)
+        self._unmount()
         if not self._had_bridge:
             subprocess.run(["ip", "link", "del", "docker0"], capture_output=True)
         for tool, rules in self._filter.items():
             subprocess.run([f"{tool}-restore"], input=rules, capture_output=True)
         _FORWARD.write_text(self._forward)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _unmount(self) -> None:
+        mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+        for mount in sorted((one for one in mounts if one.startswith(f"{self.folder}/")), reverse=True):
+            subprocess.run(["umount", "-l", mount], capture_output=True)
 
     def _remove_containers(self) -> None:
         import docker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import signal
@@ -35,13 +36,17 @@ def _traces(stack: Any) -> list[str]:
     ids = [entry.name for entry in run.iterdir()] if run.is_dir() else []
     found += [f"run folder {name}" for name in ids]
     found += [f"group {path}" for path in Path("/sys/fs/cgroup").glob("*/**/rock-*") if path.name[5:] in _started]
+    return found + [f"process {keeper}" for keeper in _keepers(state)]
+
+
+def _keepers(state: str) -> list[int]:
+    """Processes that watch over the local sandboxes of a state folder."""
+    found = []
     for process in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):
             keeper = b"rock.runtime.local.keeper" in (process / "cmdline").read_bytes()
             if keeper and any(state in os.readlink(fd) for fd in (process / "fd").iterdir()):
-                found.append(f"process {process.name}")
-        except OSError:
-            continue
+                found.append(int(process.name))
     return found
 
 
@@ -55,6 +60,16 @@ def _containers(stack: Any) -> list[str]:
     left = [f"container {one.name} {one.status}" for one in found]
     left += [f"run folder {entry.name}" for entry in (stack.folder / "state/docker/run").iterdir()]
     return left + [f"volume {one.name}" for one in client.volumes.list(filters={"dangling": True})]
+
+
+def _images(stack: Any) -> set[str]:
+    """Images and layers: ids in Docker, folders of the local store."""
+    if stack.runtime == "local":
+        return {str(path) for name in ("images", "layers") for path in (stack.folder / "state/local" / name).glob("*")}
+    import docker
+
+    url = yaml.safe_load((stack.folder / "admin.yaml").read_text())["runtime"]["docker_url"]
+    return {image.id for image in docker.DockerClient(base_url=url).images.list(all=True)}
 
 
 _started: set[str] = set()
@@ -119,6 +134,38 @@ async def test_a_killed_worker_takes_its_sandboxes_with_it_and_the_admin_says_so
     await asyncio.gather(sandbox.close(), again.close())
 
 
+async def test_after_a_reboot_the_state_is_rebuilt_from_disk(own_rock_stack: Any) -> None:
+    """All processes are killed at once and control groups are gone, as after a reboot; the disk is as it was."""
+    stack = own_rock_stack
+    stack.write_config(lifecycle={"keep_stopped": True})
+    stack.start("worker")
+    stack.start("admin")
+    running, stopped = await _started_sandbox(stack, user_id="me"), await _started_sandbox(stack)
+    await stopped.execute("echo kept > /opt/kept")
+    await stopped.stop()
+    keepers = _keepers(str(stack.folder))
+    assert keepers
+    stack.kill("worker")
+    stack.kill("admin")
+    for keeper in keepers:  # else it would still clear up after its owner
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(keeper, signal.SIGKILL)
+    stack.start("worker")
+    stack.start("admin")
+    assert await _gone(stack) == []
+    status = await running.get_status()
+    assert status.state == "stopped" and status.user_id == "me"
+    with pytest.raises(SandboxGone, match="worker .* was restarted"):
+        await running.execute("true")
+    await stopped.restart()
+    assert (await stopped.execute("cat /opt/kept")).stdout == "kept\n"
+    await stopped.delete()
+    again = await _started_sandbox(stack)
+    assert (await again.execute("echo fine")).stdout == "fine\n"
+    await asyncio.gather(running.close(), stopped.close(), again.close())
+    assert await _gone(stack) == []
+
+
 async def test_starts_against_a_dead_worker_fail_fast_with_a_reason(own_rock_stack: Any) -> None:
     stack = own_rock_stack
     stack.start("admin")
@@ -140,6 +187,43 @@ async def test_ctrl_c_ends_worker_and_admin_in_order_and_leaves_nothing(own_rock
     assert time.monotonic() - start < 15
     assert await _gone(stack, 2) == []
     assert subprocess.run(["pgrep", "-f", "^sleep 57.5"], capture_output=True).stdout == b""
+
+
+async def test_cpus_and_memory_of_a_worker_are_not_given_twice(own_rock_stack: Any) -> None:
+    stack = own_rock_stack
+    stack.write_config(worker={"total_cpus": 2, "total_memory": "1g"})
+    stack.start("worker")
+    stack.start("admin")
+    first = await _started_sandbox(stack, cpus=1.5, memory="512m")
+    with pytest.raises(SandboxError, match=r"no room|no worker has room for 1 cpus.*1\.5 cpus.*of .*2 cpus") as full:
+        await stack.sandbox(cpus=1, memory="256m").start()
+    assert full.value.sandbox_id
+    with pytest.raises(SandboxError, match="memory"):
+        await stack.sandbox(cpus=0.5, memory="768m").start()
+    with pytest.raises(SandboxError, match="placement.type ray"):
+        await stack.sandbox(resources={"tpu": 1}).start()
+    second = await _started_sandbox(stack, cpus=0.5, memory="512m")
+    await first.close()
+    third = await _started_sandbox(stack, cpus=1.5, memory="512m")
+    await asyncio.gather(second.close(), third.close())
+
+
+async def test_routes_of_other_services_answer_failed_with_the_reason(own_rock_stack: Any) -> None:
+    stack = own_rock_stack
+    stack.start("admin")
+    asked = [
+        ("POST", "/apis/v1/envs/gem/make", "GEM"),
+        ("POST", "/sandboxes", "E2B"),
+        ("GET", "/sandboxes/abc", "E2B"),
+        ("POST", f"{API}/warmup/tasks", "warmup"),
+        ("POST", f"{API}/ops/tasksets", "ops"),
+        ("GET", f"{API}/nonsense", "no route"),
+    ]
+    async with httpx.AsyncClient(base_url=stack.url) as client:
+        for method, path, word in asked:
+            answer = (await client.request(method, path, json={} if method == "POST" else None)).json()
+            assert answer["status"] == "Failed" and word in answer["message"], answer
+            assert answer["result"]["failure_reason"] == answer["message"]
 
 
 async def test_a_worker_takes_no_more_sandboxes_than_its_limit(own_rock_stack: Any) -> None:
@@ -232,6 +316,7 @@ def test_a_port_in_use_is_said_in_one_line(own_rock_stack: Any) -> None:
 async def test_many_starts_and_stops_leave_nothing_behind(rock_stack: Any) -> None:
     cycles = int(os.environ.get("ROCK_TEST_CYCLES", "200" if rock_stack.runtime == "local" else "20"))
     before_fds = len(os.listdir(f"/proc/{rock_stack.processes['worker'].pid}/fd"))
+    before_images = _images(rock_stack)
     gate = asyncio.Semaphore(4)
 
     async def cycle() -> None:
@@ -242,6 +327,7 @@ async def test_many_starts_and_stops_leave_nothing_behind(rock_stack: Any) -> No
 
     await asyncio.gather(*(cycle() for _ in range(cycles)))
     assert await _gone(rock_stack) == []
+    assert _images(rock_stack) == before_images
     after_fds = len(os.listdir(f"/proc/{rock_stack.processes['worker'].pid}/fd"))
     assert after_fds - before_fds < 40
     assert not any(

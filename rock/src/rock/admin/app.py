@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rock.admin.absent import absent
 from rock.admin.control import ControlPlane
 from rock.admin.encryption import encrypt
 from rock.admin.envelope import BAD_REQUEST, INTERNAL_SERVER_ERROR, Failure, failed
@@ -76,6 +77,10 @@ def create_admin_app(config: RockConfig, on_open: Callable[[], None] = lambda: N
     async def on_invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         return failed(f"bad request: {problems}", BAD_REQUEST)
+
+    @app.exception_handler(404)
+    async def on_unknown(request: Request, _: Exception) -> JSONResponse:
+        return failed(absent(request.method, request.url.path), BAD_REQUEST, status=404, kind="not_found")
 
     @app.exception_handler(Exception)
     async def on_surprise(_: Request, error: Exception) -> JSONResponse:

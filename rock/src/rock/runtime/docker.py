@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
 import shutil
 import time
@@ -22,6 +23,7 @@ from rock.errors import ConfigError, RockError, SandboxStartError
 from rock.runtime.base import SandboxRequest, StartProgress
 from rock.runtime.docker_injection import Injection, prepare_injection
 
+_LOG = logging.getLogger("rock.docker")
 _LABEL = "rock.worker"
 _RUN = "/run/rock"
 _WATCH_SECONDS, _BEAT_SECONDS, _PATIENCE_SECONDS = 1.0, 5.0, 45.0
@@ -99,8 +101,14 @@ class DockerSandbox:
         return {"image": tag, "layer": image.id}
 
     async def stop(self) -> None:
+        """Removes the container. While the daemon is away, the container ends by itself, as its heartbeat goes, and is removed
+        later."""
         self.ended("stopped by its owner")
-        await asyncio.to_thread(self.runtime.remove, self.container)
+        try:
+            await asyncio.to_thread(self.runtime.remove, self.container)
+        except (self.runtime.errors.DockerException, OSError) as error:
+            _LOG.warning("sandbox %s: its container is removed later: %s", self.sandbox_id, error)
+            self.runtime.orphans.add(self.container.id)
         await asyncio.to_thread(shutil.rmtree, self.runtime.run_folder(self.sandbox_id), True)
         self.runtime.running.pop(self.sandbox_id, None)
 
@@ -123,6 +131,7 @@ class DockerRuntime:
         self.run_fd = os.open(self.folder / "run", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.label = hashlib.sha256(str(self.folder).encode()).hexdigest()[:16]
         self.running: dict[str, DockerSandbox] = {}
+        self.orphans: set[str] = set()
         url = config.docker_url or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
         try:
             self.client = docker.DockerClient(base_url=url, timeout=_API_SECONDS, max_pool_size=64)
@@ -225,10 +234,11 @@ class DockerRuntime:
         run.mkdir(mode=0o700)
         (run / "heartbeat").touch()
         name = f"rock-{self.label[:8]}-{request.sandbox_id}"
+        tried_privileged = self._privileged  # another start may find out meanwhile that it does not work
         try:
             return self._run(name, self._config(image, request, run))
         except self.errors.APIError as error:
-            if self.config.privileged != "auto" or self._almost or "operation not permitted" not in str(error):
+            if self.config.privileged != "auto" or not tried_privileged or "operation not permitted" not in str(error):
                 raise
         self._privileged, self._almost = False, True  # found out once, remembered
         return self._run(name, self._config(image, request, run))
@@ -299,7 +309,8 @@ class DockerRuntime:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Notices containers that have ended."""
+        """Notices containers that have ended. Without the daemon sandboxes work on: commands reach them through the file system."""
+        away = False
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
             try:
@@ -310,9 +321,21 @@ class DockerRuntime:
                     filters={"label": f"{_LABEL}={self.label}"},
                 )
             except (self.errors.DockerException, OSError) as error:
-                for sandbox in list(self.running.values()):
-                    sandbox.ended(f"the Docker daemon does not answer: {error}")
+                if not away:
+                    _LOG.error(
+                        "the Docker daemon does not answer; no sandbox can be started or removed until it does: %s",
+                        error,
+                    )
+                away = True
                 continue
+            if away:
+                _LOG.info("the Docker daemon answers again")
+            away = False
+            for container in found:
+                if container.id in self.orphans:
+                    with contextlib.suppress(self.errors.DockerException, OSError):
+                        await asyncio.to_thread(self.remove, container)
+            self.orphans &= {container.id for container in found}
             states = {container.labels.get("rock.sandbox"): container.status for container in found}
             for sandbox_id, sandbox in list(self.running.items()):
                 state = states.get(sandbox_id, "gone")
