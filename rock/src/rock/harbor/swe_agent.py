@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,24 @@ import yaml
 from harbor.agents.installed.swe_agent import SweAgent
 from harbor.environments.base import BaseEnvironment
 
+from rock.harbor.swe_bundle import BundleError, check_archive, file_digest
+
 # SWE-agent 1.1.0; the package of that name on the index is another one.
 PINNED_VERSION = "3ea751c087f32b16e039a2233dd6eefecef325d5"
 CONFIG = "/opt/sweagent-configs/budget.yaml"
 _OVERRIDES = "/opt/sweagent-configs/budget-overrides.yaml"
+_UNPACKED_FROM = "/tmp/sweagent-bundle.tar.gz"
+# Nothing of a grader may be there before the agent has ended.
+_UNPACK = f"""set -e
+if [ -n "$(ls -A /tests 2>/dev/null)" ]; then echo "/tests holds files before the agent has run" >&2; exit 1; fi
+tar -xzf {_UNPACKED_FROM} -C / --no-same-owner
+rm -f {_UNPACKED_FROM}
+ln -sf /opt/sweagent-venv/bin/sweagent /usr/local/bin/sweagent
+/opt/sweagent-venv/bin/python -c 'import sweagent'
+if [ -f /opt/miniconda3/etc/profile.d/conda.sh ]; then
+  echo '. /opt/miniconda3/etc/profile.d/conda.sh; conda activate testbed 2>/dev/null || true' >> /root/.bashrc
+fi
+"""
 # Runs in SWE-agent's own Python in the task's container: its default configuration with the budget laid over it.
 _MERGE = """
 import pathlib, yaml
@@ -39,6 +54,8 @@ class BudgetedSweAgent(SweAgent):
         last_n_observations: how many observations stay in the history.
         per_instance_call_limit: the agent makes one call more than this.
         temperature, top_p: of every call.
+        bundle, bundle_sha256: archive of ``python -m rock.harbor.swe_bundle`` where Harbor runs, and its SHA-256. Without them
+            SWE-agent is fetched and installed in the container, which needs a network there.
     """
 
     def __init__(
@@ -54,6 +71,8 @@ class BudgetedSweAgent(SweAgent):
         top_p: float | str = 1.0,
         completion_kwargs: dict[str, Any] | str | None = None,
         version: str | None = PINNED_VERSION,
+        bundle: str | None = None,
+        bundle_sha256: str | None = None,
         extra_env: dict[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -64,6 +83,9 @@ class BudgetedSweAgent(SweAgent):
             per_instance_call_limit=_whole("per_instance_call_limit", per_instance_call_limit),
             max_output_tokens=_whole("max_output_tokens", max_output_tokens),
         )
+        if bundle is not None and not re.fullmatch(r"[0-9a-f]{64}", bundle_sha256 or ""):
+            raise ValueError(f"agent kwarg 'bundle_sha256' is {bundle_sha256!r}; give the SHA-256 of {bundle}")
+        self.bundle, self.bundle_sha256 = bundle, bundle_sha256
         super().__init__(
             logs_dir,
             *args,
@@ -83,6 +105,29 @@ class BudgetedSweAgent(SweAgent):
     @staticmethod
     def name() -> str:
         return "swe-agent-budgeted"
+
+    async def install(self, environment: BaseEnvironment) -> None:
+        """Unpacks the bundle where there is one; else fetches and installs SWE-agent.
+
+        Raises:
+            BundleError: the bundle is not the pinned one, or could write where it must not.
+            RuntimeError: it cannot be unpacked in the container.
+        """
+        if self.bundle is None:
+            await super().install(environment)
+            return
+        archive = Path(self.bundle)
+        if not archive.is_file():
+            raise BundleError(f"agent kwarg 'bundle': {archive} is not there (a path where Harbor runs)")
+        if (found := file_digest(archive)) != self.bundle_sha256:
+            raise BundleError(f"{archive} has SHA-256 {found}, pinned is {self.bundle_sha256}")
+        check_archive(archive)
+        await environment.upload_file(archive, _UNPACKED_FROM)
+        done = await environment.exec(_UNPACK, user="root")
+        if done.return_code != 0:
+            raise RuntimeError(
+                f"SWE-agent's bundle does not run in the container: {(done.stderr or done.stdout or '').strip()}"
+            )
 
     async def setup(self, environment: BaseEnvironment) -> None:
         """Installs SWE-agent and writes its configuration.

@@ -55,7 +55,7 @@ def prepare_injection(folder: Path) -> Injection:
     """Finds what the present Python consists of and gathers its libraries in `folder`/lib."""
     libraries = folder / "lib"
     libraries.mkdir(parents=True, exist_ok=True)
-    for source in _needed_libraries():
+    for source in needed_libraries():
         target = libraries / Path(source).name
         if not target.exists():
             shutil.copyfile(source, target)
@@ -75,7 +75,7 @@ def prepare_injection(folder: Path) -> Injection:
     return Injection(tuple(kept), str(libraries), python)
 
 
-def _needed_libraries() -> set[str]:
+def needed_libraries() -> set[str]:
     """Shared libraries of the interpreter and of the extension modules that a rocklet imports."""
     files = {os.path.realpath(sys.executable)}
     for name in _EXTENSIONS:
