@@ -7,6 +7,7 @@ admin and worker share (or `ROCK_WORKER_KEY_FILE`), mode 0600.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
 import uuid
@@ -35,7 +36,8 @@ _KEPT_ENDS = 1000
 
 
 def worker_key_file(config: RockConfig) -> Path:
-    return config.state_folder / "worker.key"
+    """Where the key lies; workers on other machines get a copy of the admin's."""
+    return Path(os.environ.get("ROCK_WORKER_KEY_FILE") or config.state_folder / "worker.key")
 
 
 def ensure_worker_key(config: RockConfig) -> str:
