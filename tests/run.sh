@@ -8,4 +8,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tests/environment.sh
 test_environment
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
-exec "$TINKER_TEST_PYTHON" -m pytest --durations=15 "$@"
+exec "$TINKER_TEST_PYTHON" -m pytest --durations=15 -rs "$@"
