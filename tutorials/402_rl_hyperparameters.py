@@ -74,7 +74,7 @@ async def _():
         substeps=1,
         loss="importance_sampling",
         estimator="mean_centered",
-        steps=8,
+        steps=6,
     ):
         """Mean reward of each step, and how far the trainer was from the sampler."""
         client = await service.create_lora_training_client(base_model=server.model, rank=8, seed=0)
@@ -106,7 +106,7 @@ def _():
 @app.cell
 async def _(run, server):
     rates = [server.learning_rate * f for f in (0.03, 0.3, 1.0, 10.0)]
-    by_rate = await asyncio.gather(*(run(rate) for rate in rates))  # one server trains them all at once
+    by_rate = await asyncio.gather(*(run(rate, steps=8) for rate in rates))  # one server trains them all at once
     figure, _axis = plt.subplots(figsize=(6, 3))
     for _rate, (_rewards, _) in zip(rates, by_rate, strict=True):
         _axis.plot(_rewards, label=f"{_rate:.1e}")

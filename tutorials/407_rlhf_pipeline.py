@@ -4,6 +4,7 @@ __generated_with = "0.25.2"
 app = marimo.App(app_title="407 The RLHF pipeline")
 
 with app.setup:
+    import asyncio
     import json
 
     import marimo as mo
@@ -135,7 +136,7 @@ async def _(common, comparisons, said, server):
             common_config=common, comparison_builder=ComparisonBuilderFromJsonl(train_path=comparisons)
         ),
         learning_rate=server.learning_rate / 2,
-        num_epochs=20,
+        num_epochs=14,
         lora_rank=16,
         save_every=0,
     )
@@ -145,7 +146,7 @@ async def _(common, comparisons, said, server):
         model_name=server.model,
         rm_weights_path=checkpoint_utils.get_last_checkpoint(rm.log_path, "sampler_path").sampler_path,
     )
-    referee = referee_builder()
+    referee = await asyncio.to_thread(referee_builder)
     _quiet, _loud = [Message(**said("assistant", t)) for t in ("yes, a bit.", "YES!!!")]
     _pair = Comparison([Message(**said("user", "Do you like ink?"))], [_quiet], [_loud])
     print(

@@ -4,6 +4,8 @@ __generated_with = "0.25.2"
 app = marimo.App(app_title="501 Export a Hugging Face model")
 
 with app.setup:
+    import asyncio
+
     import marimo as mo
     import matplotlib.pyplot as plt
     import torch
@@ -52,7 +54,8 @@ def _():
     ## Download, merge
 
     `download` takes any checkpoint path; `build_hf_model` computes W + (α/r)·B·A shard by shard, so memory is that of one
-    shard. `dtype="float32"` keeps every bit for the comparison below; `bfloat16`, the default, is what one serves.
+    shard. Where output layer and embedding share their weights, the merged model gets an output layer of its own, because only
+    that was trained. `dtype="float32"` keeps every bit for the comparison below; `bfloat16`, the default, is what one serves.
     """)
     return
 
@@ -60,7 +63,7 @@ def _():
 @app.cell
 async def _(client, server):
     state = await client.save_state("export")
-    adapter = weights.download(tinker_path=state.path, output_dir=str(server.runs / "adapter"))
+    adapter = await asyncio.to_thread(weights.download, tinker_path=state.path, output_dir=str(server.runs / "adapter"))
     merged = weights.build_hf_model(
         base_model=server.model_folder, adapter_path=adapter, output_path=str(server.runs / "merged"), dtype="float32"
     )

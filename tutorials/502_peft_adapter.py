@@ -4,6 +4,7 @@ __generated_with = "0.25.2"
 app = marimo.App(app_title="502 Export a PEFT adapter")
 
 with app.setup:
+    import asyncio
     import json
     from pathlib import Path
 
@@ -50,8 +51,10 @@ async def _():
 
 
 @app.cell
-def _(server, state):
-    downloaded = weights.download(tinker_path=state.path, output_dir=str(server.runs / "downloaded"))
+async def _(server, state):
+    downloaded = await asyncio.to_thread(
+        weights.download, tinker_path=state.path, output_dir=str(server.runs / "downloaded")
+    )
     adapter = weights.build_lora_adapter(
         base_model=server.model_folder, adapter_path=downloaded, output_path=str(server.runs / "adapter")
     )
@@ -67,9 +70,9 @@ def _():
     mo.md(r"""
     ## Load it with PEFT
 
-    The output layer is trained too (`train_unembed`). Where it is tied to the embedding, as in small models, the adapter names
-    `embed_tokens`. Servers that cannot load an adapter on the embedding need a run with `train_unembed=False`, or the merged
-    model of **501**.
+    The output layer is trained too (`train_unembed`); the adapter names it `lm_head`. In small models its base weights are
+    shared with the embedding, and PEFT warns about that: nothing to fear here, because the adapter changes the output alone.
+    Servers that load no adapter on `lm_head` need a run with `train_unembed=False`, or the merged model of **501**.
     """)
     return
 
@@ -112,12 +115,15 @@ def _():
 async def _(gap, server, service):
     lean = await service.create_lora_training_client(base_model=server.model, rank=8, seed=0, train_unembed=False)
     _state = await lean.save_state("lean")
-    _folder = weights.download(tinker_path=_state.path, output_dir=str(server.runs / "lean-downloaded"))
+    _folder = await asyncio.to_thread(
+        weights.download, tinker_path=_state.path, output_dir=str(server.runs / "lean-downloaded")
+    )
     _adapter = weights.build_lora_adapter(
         base_model=server.model_folder, adapter_path=_folder, output_path=str(server.runs / "lean")
     )
-    print(json.loads((Path(_adapter) / "adapter_config.json").read_text())["target_modules"])
-    assert gap < 0.1
+    lean_modules = json.loads((Path(_adapter) / "adapter_config.json").read_text())["target_modules"]
+    print(lean_modules)
+    assert gap < 0.1 and "lm_head" not in lean_modules
     return
 
 

@@ -4,6 +4,7 @@ __generated_with = "0.25.2"
 app = marimo.App(app_title="503 Publish to the hub")
 
 with app.setup:
+    import asyncio
     import json
     import os
     from pathlib import Path
@@ -33,7 +34,9 @@ async def _():
     service = tinker.ServiceClient()
     client = await service.create_lora_training_client(base_model=server.model, rank=4, seed=0)
     state = await client.save_state("publish")
-    downloaded = weights.download(tinker_path=state.path, output_dir=str(server.runs / "downloaded"))
+    downloaded = await asyncio.to_thread(
+        weights.download, tinker_path=state.path, output_dir=str(server.runs / "downloaded")
+    )
     adapter = weights.build_lora_adapter(
         base_model=server.model_folder, adapter_path=downloaded, output_path=str(server.runs / "adapter")
     )

@@ -113,8 +113,8 @@ async def test_unreadable_calls_may_be_tried_again_and_limits_end_the_episode(un
 # Weights
 
 
-@pytest.fixture
-def tiny_model(tmp_path: Path) -> Path:
+@pytest.fixture(params=[False, True], ids=["untied", "tied"])
+def tiny_model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -126,7 +126,7 @@ def tiny_model(tmp_path: Path) -> Path:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        tie_word_embeddings=False,
+        tie_word_embeddings=request.param,
     )
     LlamaForCausalLM(config).save_pretrained(str(tmp_path / "base"))
     return tmp_path / "base"

@@ -12,9 +12,7 @@ from tinker_cookbook.weights.adapter_files import (
     PREFIX,
     WEIGHTS,
     LoraPair,
-    is_tied,
     read_adapter,
-    resolve_model_dir,
 )
 
 
@@ -23,7 +21,7 @@ def build_lora_adapter(
 ) -> str:
     """Convert a downloaded checkpoint to a PEFT folder. Returns the folder.
 
-    The output layer is named ``lm_head``, or ``embed_tokens`` with exchanged factors where it is tied to the embedding.
+    The output layer is named ``lm_head``, also where it is tied to the embedding: only the output was trained.
     Stacked expert factors ``[experts, ...]`` become one pair per expert. Ranks that differ go to ``rank_pattern`` and
     ``alpha_pattern``.
 
@@ -36,13 +34,9 @@ def build_lora_adapter(
     if out.exists() and any(out.iterdir()):
         raise WeightsAdapterError(f"output_path={output_path} is not empty")
     adapter = read_adapter(adapter_path)
-    tied = is_tied(resolve_model_dir(base_model))
     pairs: dict[str, LoraPair] = {}
     for module, pair in adapter.pairs.items():
-        if module == "lm_head" and tied:
-            # delta of the embedding is the transpose of that of the output layer
-            pairs["model.embed_tokens"] = LoraPair(pair.lora_b.T, pair.lora_a.T, pair.scale)
-        elif pair.lora_a.ndim == 3:
+        if pair.lora_a.ndim == 3:
             for expert in range(pair.lora_a.shape[0]):
                 name = module.replace(".experts.", f".experts.{expert}.")
                 pairs[name] = LoraPair(pair.lora_a[expert], pair.lora_b[expert], pair.scale)
@@ -50,10 +44,8 @@ def build_lora_adapter(
             pairs[module] = pair
     tensors = {}
     for module, pair in pairs.items():
-        names = ("lora_embedding_A", "lora_embedding_B") if module.endswith("embed_tokens") else ("lora_A", "lora_B")
-        suffix = "" if module.endswith("embed_tokens") else ".weight"
-        tensors[f"{PREFIX}{module}.{names[0]}{suffix}"] = pair.lora_a.contiguous()
-        tensors[f"{PREFIX}{module}.{names[1]}{suffix}"] = pair.lora_b.contiguous()
+        tensors[f"{PREFIX}{module}.lora_A.weight"] = pair.lora_a.contiguous()
+        tensors[f"{PREFIX}{module}.lora_B.weight"] = pair.lora_b.contiguous()
     out.mkdir(parents=True, exist_ok=True)
     save_file(tensors, str(out / WEIGHTS), metadata={"format": "pt"})
     (out / CONFIG).write_text(json.dumps(_config(base_model, adapter.config, pairs), indent=2))

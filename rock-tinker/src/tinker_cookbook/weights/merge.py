@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 _INDEX = "model.safetensors.index.json"
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Which separate projections a fused matrix holds, in order.
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
@@ -33,6 +34,9 @@ def build_hf_model(
     device: str = "cpu",
 ) -> str:
     """Write a Hugging Face model folder with the adapter merged in. Returns the folder.
+
+    An output layer that is tied to the embedding is written apart from it (``tie_word_embeddings`` becomes false) when
+    the adapter changes it: the embedding itself was not trained.
 
     Memory: one shard of the base model at a time (``merge_strategy`` "auto" and "shard" mean the same; "full" is not
     needed and refused). Quantised bases are refused.
@@ -54,13 +58,16 @@ def build_hf_model(
     if "quantization_config" in json.loads((source / "config.json").read_text()):
         raise WeightsMergeError(f"base_model={base_model!r} is quantised; merge into its unquantised original")
     pairs = dict(read_adapter(adapter_path).pairs)
-    if "lm_head" in pairs and is_tied(source):
-        pairs["model.embed_tokens"] = pairs.pop("lm_head")
+    # Only the output layer was trained, so a tied one must part from the embedding.
+    untie = "lm_head" in pairs and is_tied(source)
     merged: set[str] = set()
     out.mkdir(parents=True, exist_ok=True)
     try:
         for shard in _shards(source):
             tensors = load_file(str(shard), device=device)
+            if untie:
+                for key in [key for key in tensors if key.endswith(_EMBEDDING)]:
+                    tensors[_HEAD] = tensors[key].clone()
             for key in tensors:
                 delta, used = _delta(key, tensors[key], pairs)
                 if delta is not None:
@@ -76,6 +83,8 @@ def build_hf_model(
                 f"{len(missing)} adapter modules have no weight in {base_model}, for example {missing[0]!r}"
             )
         _copy_rest(source, out, dtype)
+        if untie:
+            _untie(out)
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise
@@ -142,3 +151,16 @@ def _copy_rest(source: Path, out: Path, dtype: str) -> None:
         if key in config:
             config[key] = dtype
     (out / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def _untie(out: Path) -> None:
+    """Say in the config, and in the index of a sharded model, that the output layer has weights of its own."""
+    config = json.loads((out / "config.json").read_text())
+    for part in (config, config.get("text_config") or {}):
+        part["tie_word_embeddings"] = False
+    (out / "config.json").write_text(json.dumps(config, indent=2))
+    if (out / _INDEX).is_file():
+        index = json.loads((out / _INDEX).read_text())
+        where = index["weight_map"]
+        where[_HEAD] = next(file for key, file in where.items() if key.endswith(_EMBEDDING))
+        (out / _INDEX).write_text(json.dumps(index, indent=2))
