@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,3 +37,21 @@ def fake_service(universal_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> A
     service = Service(universal_tokenizer)
     monkeypatch.setattr(tinker, "ServiceClient", service)
     return service
+
+
+@pytest.fixture(scope="session")
+def tiny_chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random model with a tokenizer, a chat template and a context of 4096 tokens."""
+    from tinker_backend.models.tiny import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("tiny-chat") / "tiny", context=4096)
+
+
+@pytest.fixture(scope="session")
+def recipe_backend(tmp_path_factory: pytest.TempPathFactory, tiny_chat_model: Path) -> Iterator[Any]:
+    """One backend over the engine for recipes that run as programs; its model's name is the model's folder."""
+    from recipe_backend import RecipeBackend
+
+    backend = RecipeBackend(tmp_path_factory.mktemp("recipe-backend"), tiny_chat_model)
+    yield backend
+    backend.stop()

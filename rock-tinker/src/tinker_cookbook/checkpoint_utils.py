@@ -205,8 +205,11 @@ async def open_training_client(
     load_checkpoint_path: str | None,
     renderer_name: str | None,
     user_metadata: Mapping[str, str] | None = None,
+    seed: int | None = None,
 ) -> tinker.TrainingClient:
     """The training client of a run: resumed with its optimizer, started from a checkpoint, or new.
+
+    ``seed`` is that of a new adapter's first weights; None lets the server choose.
 
     Raises:
         CheckpointError: the record to resume from has no training state.
@@ -222,7 +225,9 @@ async def open_training_client(
     if load_checkpoint_path is not None:
         await check_renderer_name_for_checkpoint_async(service_client, load_checkpoint_path, renderer_name)
         return await service_client.create_training_client_from_state(load_checkpoint_path, user_metadata=metadata)
-    return await service_client.create_lora_training_client(model_name, rank=lora_rank, user_metadata=metadata)
+    return await service_client.create_lora_training_client(
+        model_name, rank=lora_rank, seed=seed, user_metadata=metadata
+    )
 
 
 class CheckpointManager:

@@ -22,10 +22,15 @@ def runs_path(*parts: str) -> str:
 
 def model_name_from_argv(argv: Sequence[str] | None = None, default: str = "") -> str:
     """Value of ``model_name=...`` on a command line, before the configuration is parsed."""
+    return setting_from_argv("model_name", argv) or default
+
+
+def setting_from_argv(name: str, argv: Sequence[str] | None = None) -> str | None:
+    """Value of ``name=...`` on a command line, before the configuration is parsed."""
     for argument in sys.argv[1:] if argv is None else argv:
-        if argument.startswith("model_name="):
+        if argument.startswith(f"{name}="):
             return argument.split("=", 1)[1]
-    return default
+    return None
 
 
 def check_log_dir(log_dir: str | Path, behavior_if_exists: LogdirBehavior) -> None:

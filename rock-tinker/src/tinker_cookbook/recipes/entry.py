@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import chz
 
 from tinker_cookbook import checkpoint_utils, cli_utils
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl import config as rl_config
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.supervised import train as supervised_train
@@ -23,13 +25,17 @@ from tinker_cookbook.utils.session_naming import slugify
 def run(main: Callable[[Any], Any]) -> None:
     """Parse ``key=value`` arguments into the configuration that ``main`` takes, and run it.
 
-    Unknown keys are refused with the nearest known one; ``--help`` lists all.
+    Unknown keys are refused with the nearest known one; ``--help`` lists all. A setting that cannot work ends the
+    program with one line and exit code 1.
     """
 
     def synchronous(config: Any) -> None:
-        result = main(config)
-        if inspect.isawaitable(result):
-            asyncio.run(_wait(result))
+        try:
+            result = main(config)
+            if inspect.isawaitable(result):
+                asyncio.run(_wait(result))
+        except ConfigurationError as error:
+            sys.exit(f"refused: {error}")
 
     parameter = next(iter(inspect.signature(main, eval_str=True).parameters.values()))
     synchronous.__annotations__["config"] = parameter.annotation

@@ -18,7 +18,7 @@ from tinker_cookbook.rl import train
 def build_config_blueprint(model_name: str | None = None) -> chz.Blueprint[train.Config]:
     """The plan."""
     name = model_name or cli_utils.model_name_from_argv(default="Qwen/Qwen3.5-9B-Base")
-    renderer = model_info.get_recommended_renderer_name(name)
+    renderer = cli_utils.setting_from_argv("renderer_name") or model_info.get_recommended_renderer_name(name)
     builder = MathDatasetBuilder(
         dataset="gsm8k", batch_size=128, group_size=16, renderer_name=renderer, model_name_for_tokenizer=name
     )

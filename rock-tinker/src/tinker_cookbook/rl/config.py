@@ -63,8 +63,8 @@ class Config:
     """One reinforcement learning run.
 
     Advantages: ``advantage_estimator`` (mean_centered: reward minus group mean, the default; std_normalized; rloo; gae
-    with ``gae_gamma`` and ``gae_lambda``). ``sampling_seed``: draw every sample with a seed of its own, so that a run
-    can be repeated. ``eval_temperature``: temperature of the held-out rollouts.
+    with ``gae_gamma`` and ``gae_lambda``). ``sampling_seed``: draw every sample, and a new adapter's first
+    weights, with a seed of its own, so that a run can be repeated. ``eval_temperature``: temperature of the held-out rollouts.
     """
 
     learning_rate: float

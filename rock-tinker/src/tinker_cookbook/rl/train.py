@@ -107,6 +107,7 @@ async def run_loop(
                 load_checkpoint_path=config.load_checkpoint_path,
                 renderer_name=config.renderer_name,
                 user_metadata=metadata,
+                seed=config.sampling_seed,
             )
             dataset, test_dataset = await config.dataset_builder()
             if config.num_epochs > 1:
@@ -140,6 +141,8 @@ async def run_loop(
                 training_client.get_tokenizer(),
                 **extra,
             )
+            if resume is not None and ml_logger.store is not None:
+                loop.cost.restore(ml_logger.store.read_metrics())
             await loop.setup(service_client, resume)
             await loop.run(start, end)
     finally:

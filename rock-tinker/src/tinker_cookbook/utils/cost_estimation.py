@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,13 @@ class CostTracker:
             metrics["cost/step_usd"] = self.rates.estimate_usd(usage)
             metrics["cost/cumulative_usd"] = self.rates.estimate_usd(self.total)
         return metrics
+
+    def restore(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Go on from the running totals of a run's last row of metrics."""
+        prefix = "tokens/cumulative/"
+        for row in rows:
+            if f"{prefix}trained" in row:
+                self.total = TokenUsage(**{f.name: int(row.get(prefix + f.name, 0)) for f in fields(TokenUsage)})
 
     def record_discarded_sampling(self, usage: TokenUsage) -> None:
         """Rollouts that were made and will not be trained on."""
