@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 import yaml
 from local_sandboxes import show_harbor
+from option_parser import OptionParser
 from rollout_budget import BUDGETS, Budget, spend
 from setting_error import SettingError
 
@@ -38,7 +39,7 @@ TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     """The parsed options."""
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="configure.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
     parser.add_argument(

@@ -27,6 +27,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from option_parser import OptionParser
+
 QS = Path(__file__).resolve().parent
 PUBLIC_GIT = "https://github.com/laude-institute/harbor-datasets.git"
 PUBLIC_COMMIT = "86723674f04e4209ac479d0fb75d9d9f44b4377e"
@@ -42,7 +44,7 @@ class PreparationError(Exception):
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the preparation. Returns 0, or 2 after one sentence on what is wrong."""
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="prepare_sandbox.py",
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,

@@ -61,7 +61,11 @@ setup_control() {
     stop "no Python 3.11 to 3.13 that works was found; install one (apt-get install python3 python3-venv) or set TINKER_PYTHON"
   say "control environment: $python ($("$python" -V)) -> $venv"
   find_uv "$python"
-  local state
+  local state harbor_python='' # looked for before anything large is downloaded
+  if ! harbor_is_ready; then
+    harbor_python=$(find_harbor_python) ||
+      stop "Harbor needs a Python 3.12 or 3.13 and none that works was found; install one (uv python install 3.12) or set TINKER_HARBOR_PYTHON"
+  fi
   state=$(fingerprint "$local/requirements.txt" "$local/uv.lock" "$local/pyproject.toml")
   if [ "$(cat "$venv/.locked" 2>/dev/null)" != "$state" ]; then
     rm -f "$venv/.locked"
@@ -70,7 +74,7 @@ setup_control() {
     printf '%s' "$state" >"$venv/.locked"
   fi
   build_wheels "$venv"
-  setup_harbor "$python"
+  if [ -n "$harbor_python" ]; then setup_harbor "$python" "$harbor_python"; fi
   import_check "$venv"
   say "control environment ready: $venv/import-check.json"
 }
@@ -135,20 +139,26 @@ build_wheels() {
   fi
 }
 
-# setup_harbor PYTHON: Harbor and mini-swe-agent with a Python of their own (3.12 or newer).
+# harbor_is_ready: whether the Harbor environment is the locked one.
+harbor_is_ready() {
+  [ "$(cat "$TASK/harbor-venv/.locked" 2>/dev/null)" = "$(fingerprint "$ROCK/rock-tinker/local/requirements-harbor.txt")" ]
+}
+
+# find_harbor_python: a Python for Harbor, which needs 3.12 or newer: one of this machine, else one that uv downloads.
+find_harbor_python() {
+  TINKER_PYTHON=${TINKER_HARBOR_PYTHON:-} find_python 3.12 3.13 || fetch_python
+}
+
+# setup_harbor PYTHON HARBOR_PYTHON: Harbor and mini-swe-agent with a Python of their own.
 setup_harbor() {
-  local python venv=$TASK/harbor-venv local=$ROCK/rock-tinker/local state
-  state=$(fingerprint "$local/requirements-harbor.txt")
-  if [ "$(cat "$venv/.locked" 2>/dev/null)" = "$state" ]; then return; fi
-  python=$(TINKER_PYTHON=${TINKER_HARBOR_PYTHON:-} find_python 3.12 3.13) || python=$(fetch_python) ||
-    stop "Harbor needs a Python 3.12 or 3.13 and none that works was found; install one (uv python install 3.12) or set TINKER_HARBOR_PYTHON"
+  local python=$2 venv=$TASK/harbor-venv local=$ROCK/rock-tinker/local
   say "Harbor environment: $python ($("$python" -V)) -> $venv"
   "$UV" venv --quiet --clear --python "$python" "$venv"
   make_venv "$1" "$TASK/tools-venv"
   uv_sources "$TASK/tools-venv/bin/python"
   "$UV" pip install --quiet --python "$venv/bin/python" --require-hashes "${UV_SOURCES[@]}" -r "$local/requirements-harbor.txt" ||
     stop "the Harbor environment cannot be installed; check the index settings of pip or uv (UV_DEFAULT_INDEX) and run this again"
-  printf '%s' "$state" >"$venv/.locked"
+  printf '%s' "$(fingerprint "$local/requirements-harbor.txt")" >"$venv/.locked"
 }
 
 # fetch_python: a Python 3.12 that uv downloads, where the machine has none and the network allows it.

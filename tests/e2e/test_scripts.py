@@ -45,6 +45,21 @@ def test_a_wrong_call_ends_with_one_sentence_that_names_the_fix(run_script, comm
     assert len(lines) == 1 and sentence in lines[0]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["configure.py", "--task-root", "/tmp/x", "--task-id", "a__b-1", "--model", "a/b", "--gpus", "1"],
+        ["configure.py", "--task-root", "/tmp/x"],
+        ["prepare_sandbox.py", "--task", "/tmp/x", "--task-id", "a__b-1", "--wheel", "x.whl", "--gpus", "1"],
+    ],
+)
+def test_an_unknown_or_missing_option_ends_with_one_sentence(run_script, command):
+    done = run_script(*command)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert "arguments" in line and f"{command[0]} --help lists the options" in line
+
+
 def test_scripts_without_their_predecessor_name_it(run_script, work_folder, tmp_path):
     assert "run setup.sh control first" in run_script("serve.sh", "admin", task=str(tmp_path / "other")).stderr
     assert "run configure.py" in run_script("serve.sh", "admin").stderr

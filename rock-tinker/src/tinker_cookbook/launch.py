@@ -72,8 +72,10 @@ class ServerJob:
         job = ServerJob(log_dir.name, f"http://{host}:{port}", _api_key(settings), process.pid, log_dir)
         shown = {"job": job.name, "base_url": job.base_url, "pid": job.pid, "log_dir": str(log_dir)}
         log.info("TINKER_SERVER_JOB %s", json.dumps(shown))
+        started = time.monotonic()
         try:
             await _wait_ready(job, process, float(settings["runtime"]["start_timeout_seconds"]), output)
+            log.info("backend ready after %.1f s", time.monotonic() - started)
             yield job
         finally:
             process.stop(_STOP_SECONDS)

@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from tinker_cookbook.swe.errors import SettingError
 
@@ -88,6 +89,10 @@ class Parser(argparse.ArgumentParser):
             "--stop-after-updates", type=_count, help="end before --num-steps once this many steps have trained"
         )
         return self
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with exit code 2 and one sentence instead of a screen of usage."""
+        self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
 
     def read(self, arguments: Sequence[str] | None) -> argparse.Namespace:
         """Parses and checks the options.

@@ -99,6 +99,7 @@ async def roll_out(
     rollout = Rollout(trajectory, 0.0, refusals=conversation.refusals)
     try:
         await _within(job.submit(), deadline, "submit")
+        log.info("sandbox of %s started after %.1f s; its agent works", task_id, time.monotonic() - started)
         await pull(job.model_service, conversation, deadline)
         trials = await _within(job.wait(deadline.remaining()), deadline, "verifier")
         _grade(rollout, trials)
