@@ -52,6 +52,16 @@ def provide_image(url: str, image: str) -> None:
         client.close()
 
 
+def packet_filter(tool: str) -> str:
+    """The rules as they are, for TOOL-restore. Tables that nobody has used are named as empty, so that restoring empties them."""
+    rules = subprocess.run([f"{tool}-save"], capture_output=True, text=True).stdout
+    chains = {"filter": ("INPUT", "FORWARD", "OUTPUT"), "nat": ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING")}
+    for table, names in chains.items():
+        if f"*{table}\n" not in rules:
+            rules += "\n".join([f"*{table}", *(f":{name} ACCEPT" for name in names), "COMMIT", ""])
+    return rules
+
+
 class DockerDaemon:
     """dockerd on a socket of its own. `stop` leaves the machine as it was: processes, mounts, bridge, packet filter, files.
 
@@ -66,11 +76,7 @@ class DockerDaemon:
         self.url = f"unix://{self.folder}/docker.sock"
         self.process: subprocess.Popen[bytes] | None = None
         self._had_bridge = Path("/sys/class/net/docker0").exists()
-        self._filter = {
-            tool: subprocess.run([f"{tool}-save"], capture_output=True).stdout
-            for tool in ("iptables", "ip6tables")
-            if shutil.which(f"{tool}-save")
-        }
+        self._filter = {tool: packet_filter(tool) for tool in ("iptables", "ip6tables") if shutil.which(f"{tool}-save")}
         self._forward = _FORWARD.read_text()
 
     def start(self) -> None:
@@ -135,7 +141,7 @@ class DockerDaemon:
         if not self._had_bridge:
             subprocess.run(["ip", "link", "del", "docker0"], capture_output=True)
         for tool, rules in self._filter.items():
-            subprocess.run([f"{tool}-restore"], input=rules, capture_output=True)
+            subprocess.run([f"{tool}-restore"], input=rules.encode(), capture_output=True)
         _FORWARD.write_text(self._forward)
         shutil.rmtree(self.folder, ignore_errors=True)
 
