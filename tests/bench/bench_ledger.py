@@ -3,12 +3,14 @@
     python tests/bench/bench_ledger.py [ROUNDS]
 
 Runs both servers side by side over the embedded engine's stand-in of the tests, alternates between them so that the
-load of the machine hits both alike, and prints training steps and samples per second and their ratio.
+load of the machine hits both alike, and prints training steps per second, their ratio, and how the ratio of single
+rounds spreads: on a busy machine the spread says whether the ratio means anything.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import statistics
 import sys
 import tempfile
@@ -42,6 +44,12 @@ def steps(wire: Any, run: str, first: int, count: int, tokens: list[int]) -> flo
     return time.perf_counter() - started
 
 
+def processor_seconds(pid: int) -> float:
+    """Processor time that a process has used; other programs on the machine change it little."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 40
     module = fixtures()
@@ -56,6 +64,7 @@ def main() -> None:
             wires = {name: module.Wire(server.url) for name, server in servers.items()}
             runs = {name: wire.model() for name, wire in wires.items()}
             times: dict[str, list[float]] = {name: [] for name in servers}
+            before = {name: processor_seconds(server.process.pid) for name, server in servers.items()}
             for number in range(rounds + 1):
                 for name in sorted(servers, reverse=bool(number % 2)):
                     seconds = steps(wires[name], runs[name], 1 + number * 2 * count, count, tokens)
@@ -63,8 +72,17 @@ def main() -> None:
                         times[name].append(seconds)
             rates = {name: count / statistics.median(values) for name, values in times.items()}
             for name, rate in rates.items():
-                print(f"ledger {name:6}  {rate:7.1f} steps/s  (median of {rounds} rounds of {count} steps)")
+                spent = processor_seconds(servers[name].process.pid) - before[name]
+                cost = 1000 * spent / (count * (rounds + 1))
+                print(
+                    f"ledger {name:6}  {rate:7.1f} steps/s  (median of {rounds} rounds of {count} steps), "
+                    f"{cost:.1f} ms of the server's processor time a step"
+                )
             print(f"disk / memory  {rates['disk'] / rates['memory']:.3f}")
+            pairs = [memory / disk for disk, memory in zip(times["disk"], times["memory"], strict=True)]
+            low, middle, high = statistics.quantiles(pairs, n=4)
+            print(f"of one round   {middle:.3f}, the middle half from {low:.3f} to {high:.3f}")
+            print(f"load average   {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         finally:
             for server in servers.values():
                 server.stop()

@@ -62,12 +62,15 @@ def sdk_python() -> Callable[[str], str]:
 def run_walk() -> Callable[..., dict[str, Any]]:
     """Runs a script with a peer's interpreter and returns the JSON line that it ends with."""
 
-    def run(python: str, script: str, *arguments: str, timeout: float = 240) -> dict[str, Any]:
+    def run(
+        python: str, script: str, *arguments: str, timeout: float = 240, folder: Path | None = None
+    ) -> dict[str, Any]:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("TINKER_", "PYTHONPATH"))}
         if (torch := importlib.util.find_spec("torch")) is not None and torch.origin is not None:
             environment["WALK_TORCH"] = str(Path(torch.origin).parent.parent)
         done = subprocess.run(
             [python, "-W", "ignore", str(HERE / script), *arguments],
+            cwd=folder,
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -95,10 +98,16 @@ def peer_server(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         server.stop()
 
 
-@pytest.fixture
-def real_server(peer_server: Callable[..., Any]) -> Any:
-    """A server over the embedded engine with a real small model."""
+@pytest.fixture(scope="session")
+def real_model() -> Path:
+    """Folder of a real small model; skips the test without it."""
     if not (MODEL / "config.json").is_file():
         pytest.skip(f"no model in {MODEL}")
-    engine = {"pretrain": str(MODEL), "sequence_length": 1024}
+    return MODEL
+
+
+@pytest.fixture
+def real_server(peer_server: Callable[..., Any], real_model: Path) -> Any:
+    """A server over the embedded engine with a real small model."""
+    engine = {"pretrain": str(real_model), "sequence_length": 1024}
     return peer_server(engine, runtime={"command": [sys.executable, "-m", "tinker_backend.runtime"]})
