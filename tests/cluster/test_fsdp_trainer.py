@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tinker_backend.runtime.roles import LoraSpec, LossRequest, LossResult, OptimParams, RunSpec, RuntimeFault
+from tinker_backend.runtime.roles import (
+    Datum,
+    LoraSpec,
+    LossRequest,
+    LossResult,
+    OptimParams,
+    RunSpec,
+    RuntimeFault,
+    SampleRequest,
+)
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 STEP = OptimParams(learning_rate=2e-3, eps=1e-6, weight_decay=0.1, grad_clip_norm=1.0)
@@ -141,3 +150,38 @@ def test_a_run_moves_to_another_number_of_ranks_and_a_lost_rank_is_noticed(
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
     with pytest.raises(RuntimeFault, match="damaged"):
         second.load(run_of(0, "full"), str(tmp_path / "full"), True)
+
+
+def test_replicated_shards_bfloat16_and_prompt_scores(
+    tiny_models: Any, open_trainer: Open, embedded: Open, cluster_data: Any, tmp_path: Path
+) -> None:
+    folder = tiny_models("qwen3", tied=True)
+    theirs = embedded(folder)
+    batches = [cluster_data.batch(5) for _ in range(3)]
+    request = SampleRequest("r", "s", cluster_data.batch(1)[0].tokens, prompt_logprobs=True, topk_prompt_logprobs=3)
+    for rank, name in ((4, "lora"), (0, "full")):
+        theirs.create(run_of(rank, name))
+    for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 0.05)):
+        # Groups of one rank: gradients of the two replicas are added.
+        ours = open_trainer(folder, fsdp_size=1, dtype=dtype)
+        for rank, name in ((4, "lora"), (0, "full")):
+            ours.create(run_of(rank, name))
+            for batch in batches:
+                for trainer in (ours, theirs) if dtype == "float32" else (ours,):
+                    trainer.forward_backward([LossRequest(name, 1, batch, "cross_entropy")])
+                    trainer.optim_step(name, STEP)
+            final = LossRequest(name, 1, batches[0], "cross_entropy", forward_only=True)
+            got, expected = (result(trainer.forward_backward([final])[0]) for trainer in (ours, theirs))
+            assert got.metrics["loss:sum"] == pytest.approx(expected.metrics["loss:sum"], rel=tolerance)
+        ours.save("lora", str(tmp_path / dtype), "sampler")
+        scores = ours.score(request, str(tmp_path / dtype))
+        datum = Datum(request.tokens[:-1], {"target_tokens": request.tokens[1:].astype(np.int64)})
+        scored = result(
+            theirs.forward_backward([LossRequest("lora", 1, [datum], "cross_entropy", forward_only=True)])[0]
+        )
+        np.testing.assert_allclose(
+            scores.prompt_logprobs[1:], scored.outputs[0]["logprobs"], atol=max(tolerance * 4, 1e-5)
+        )
+        assert scores.topk_prompt_logprobs.token_ids.shape == (len(request.tokens), 3)
+        ours.close()
+        ours.cluster.close()

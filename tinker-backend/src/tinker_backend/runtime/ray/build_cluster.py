@@ -211,6 +211,9 @@ class _Builder:
             "worker_extension_cls": "tinker_backend.runtime.ray.weight_broadcast.WeightReceiver",
             "enable_sleep_mode": given.get("enable_sleep_mode", self.on_gpus and shared),
         }
+        if self.config.actor_infer.num_gpus_per_worker == 1:
+            # One device needs no process of its own beside the engine's.
+            engine["distributed_executor_backend"] = "uni"
         return ReplicaSettings(
             folder=str(self.folder),
             eos_token_ids=eos_of(self.folder, base.architecture.eos_token_ids),

@@ -72,14 +72,6 @@ class FsdpTrainer:
         """Process ids of the ranks."""
         return [int(pid) for pid in self._all("ready")]
 
-    def alive(self) -> bool:
-        """Whether every rank answers. A rank at work answers late, so this is for idle times."""
-        try:
-            self._gather([rank.ready.remote() for rank in self.ranks], _GRACE_SECONDS)
-        except (ActorLost, RuntimeFault):
-            return False
-        return True
-
     def _all(self, method: str, *arguments: Any) -> list[Any]:
         shared = [ray.put(argument) for argument in arguments]
         references = [getattr(rank, method).remote(*shared) for rank in self.ranks]

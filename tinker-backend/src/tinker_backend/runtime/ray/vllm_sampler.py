@@ -87,6 +87,8 @@ class VllmSampler:
     def _start(self, number: int) -> Any:
         seat = self.cluster.placement.infer[number]
         variables = {"VLLM_NO_USAGE_STATS": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+        if self.cluster.placement.nodes == 1:
+            variables["VLLM_HOST_IP"] = "127.0.0.1"
         if seat.port is not None:
             variables["VLLM_PORT"] = str(seat.port)
         if not self.cluster.placement.on_gpus:
