@@ -247,6 +247,8 @@ def main() -> None:
     parser.add_argument("--parent", type=int)
     arguments = parser.parse_args()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if arguments.parent and os.getppid() != arguments.parent:  # it died before the line above
+        sys.exit("the server is gone")
     options = yaml.safe_load(Path(arguments.engine).read_text()) or {}
     if options.get("fail_start"):
         sys.exit(f"cannot start: {options['fail_start']}")
