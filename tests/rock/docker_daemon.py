@@ -62,6 +62,12 @@ def packet_filter(tool: str) -> str:
     return rules
 
 
+def _container_groups() -> list[Path]:
+    """Control groups below those that Docker makes, the deepest first."""
+    found = [path for path in Path("/sys/fs/cgroup").glob("*/docker/**/") if path.name != "docker"]
+    return sorted(found, key=lambda path: -len(path.parts))
+
+
 class DockerDaemon:
     """dockerd on a socket of its own. `stop` leaves the machine as it was: processes, mounts, bridge, packet filter, files.
 
@@ -78,6 +84,7 @@ class DockerDaemon:
         self._had_bridge = Path("/sys/class/net/docker0").exists()
         self._filter = {tool: packet_filter(tool) for tool in ("iptables", "ip6tables") if shutil.which(f"{tool}-save")}
         self._forward = _FORWARD.read_text()
+        self._groups = set(_container_groups())
 
     def start(self) -> None:
         """Returns when it answers.
@@ -143,6 +150,10 @@ class DockerDaemon:
         for tool, rules in self._filter.items():
             subprocess.run([f"{tool}-restore"], input=rules.encode(), capture_output=True)
         _FORWARD.write_text(self._forward)
+        for group in _container_groups():  # of containers whose shim was killed; one with processes cannot be removed
+            if group not in self._groups:
+                with contextlib.suppress(OSError):
+                    group.rmdir()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _unmount(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import socket
+import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import AsyncIterator
@@ -229,3 +231,30 @@ async def test_a_port_is_reached_by_http_and_websocket(rocklet: httpx.AsyncClien
     await task
     answer = await rocklet.get(f"/proxy/{port}/x")
     assert answer.status_code == 511 and f"port {port}" in answer.text
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_rocklet_ends_when_its_heartbeat_stops_or_vanishes(tmp_path: Path, gone: bool) -> None:
+    heartbeat, uds = tmp_path / "heartbeat", tmp_path / "s"
+    heartbeat.touch()
+    words = [
+        sys.executable,
+        "-m",
+        "rock.rocklet.server",
+        "--uds",
+        str(uds),
+        "--heartbeat",
+        str(heartbeat),
+        "--patience",
+        "3",
+    ]
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 30
+        while not uds.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        if gone:
+            heartbeat.unlink()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()

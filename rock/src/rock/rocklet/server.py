@@ -47,7 +47,7 @@ def listen(uds: str) -> socket.socket:
 
 
 async def serve(app: FastAPI, listener: socket.socket, heartbeat: Path | None = None, patience: float = 60.0) -> None:
-    """Serves until SIGTERM; with `heartbeat` also until that file was not touched for `patience` seconds, which is how
+    """Serves until SIGTERM; with `heartbeat` also until that file was not touched (or is gone) for `patience` seconds, which is how
     a rocklet in a container notices the death of its worker."""
     watch_children_by_descriptor()
     server = make_server(app)
@@ -56,11 +56,13 @@ async def serve(app: FastAPI, listener: socket.socket, heartbeat: Path | None = 
         return
 
     async def watch() -> None:
+        touched = time.time()
         while True:
             await asyncio.sleep(min(5.0, patience / 3))
-            with contextlib.suppress(OSError):
-                if time.time() - heartbeat.stat().st_mtime > patience:
-                    server.should_exit = True
+            with contextlib.suppress(OSError):  # a file that is gone will not be touched again
+                touched = heartbeat.stat().st_mtime
+            if time.time() - touched > patience:
+                server.should_exit = True
 
     watcher = asyncio.create_task(watch())
     try:
