@@ -64,9 +64,11 @@ class Decoder:
         """
         compute = block or self.block
         a = self.architecture
-        x = F.embedding(tokens_T, weights["embed"])
+        # The residual stream is float32 whatever the weights are: rounding it after every layer is what would make
+        # trainer and sampler differ most.
+        x = F.embedding(tokens_T, weights["embed"]).float()
         if a.embed_scale != 1.0:
-            x = x * torch.tensor(a.embed_scale, dtype=x.dtype)
+            x = x * torch.tensor(a.embed_scale, dtype=weights["embed"].dtype).float()
         if a.learned_positions:
             x = x + F.embedding(positions_T, weights["positions"])
         if torch.is_grad_enabled() and not x.requires_grad:
@@ -90,7 +92,7 @@ class Decoder:
                 )
             else:
                 x = compute(weights, x, layer, rotation, attend, adapters)
-        return self._norm(weights, x, "final_norm")
+        return self._norm({n: weights[n].float() for n in weights if n.startswith("final_norm.")}, x, "final_norm")
 
     def head(self, weights: Weights, segments: list[AdapterSegment]) -> Head:
         """The output projection, in float32 where ``with_head`` made one."""

@@ -169,14 +169,14 @@ def _backward(
     # d/d logits of sum_k g_k logprob_k = onehot(g) - softmax * sum_k g_k
     slope_wide = exponentials.mul_(grad.sum(-1, keepdim=True).neg_().div_(mass))
     slope_wide.scatter_add_(1, targets, grad)
-    slope = slope_wide.to(hidden.dtype)
-    grad_rows = slope @ head.narrow
+    slope = slope_wide.to(head.narrow.dtype)
+    grad_rows = (slope @ head.narrow).to(hidden.dtype)
     if any(u is not None for u in kept):
         wide = grad_rows.to(head.weight.dtype)
         low_rank_backward(hidden.to(head.weight.dtype), slope_wide, wide, kept, segments, head.key)
         grad_rows = wide.to(hidden.dtype)
     if weight_grad is not None:
-        weight_grad.add_(slope.t() @ hidden)
+        weight_grad.add_(slope.t() @ hidden.to(slope.dtype))
     if bias_grad is not None:
         bias_grad.add_(slope_wide.sum(0))
     if rows is None:

@@ -12,7 +12,7 @@ from tinker_backend.runtime.autograd import apply
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
-    """``x / rms(x) * (weight + offset)`` over the last dimension, computed in float32, returned in x.dtype."""
+    """``x / rms(x) * (weight + offset)`` over the last dimension, computed in float32, returned in weight.dtype."""
     if torch.is_grad_enabled():
         return apply(_RmsNorm, x, weight, eps, offset)
     return _rms_norm(x, weight, eps, offset)[0]
@@ -25,7 +25,7 @@ def _scale(weight: Tensor, offset: float) -> Tensor:
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
     wide = x.float()
     inverse = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    return (wide * inverse).mul_(_scale(weight, offset)).to(x.dtype), inverse
+    return (wide * inverse).mul_(_scale(weight, offset)).to(weight.dtype), inverse
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -50,8 +50,8 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Plain layer norm over the last dimension, in x.dtype."""
-    return F.layer_norm(x, (x.shape[-1],), weight.to(x.dtype), bias.to(x.dtype), eps)
+    """Plain layer norm over the last dimension, computed in x.dtype, returned in weight.dtype."""
+    return F.layer_norm(x, (x.shape[-1],), weight.to(x.dtype), bias.to(x.dtype), eps).to(weight.dtype)
 
 
 def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
