@@ -19,6 +19,8 @@ import pytest
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 NAME = "tiny"
+VLLM_SIZES = {"hidden_size": 128, "heads": 2, "kv_heads": 1}
+"""vLLM has no attention kernel for heads of 16 on a CPU."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,12 +37,19 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
     """Makes (once) the folder of a tiny model."""
     root = tmp_path_factory.mktemp("models")
 
-    def make(family: str = "qwen3", tied: bool = False) -> Path:
+    def make(family: str = "qwen3", tied: bool = False, **sizes: int) -> Path:
         from tinker_backend.models.tiny import make_tiny_model
 
-        return make_tiny_model(root / f"{family}-{tied}", family, tied=tied)
+        name = "-".join([family, str(tied), *(f"{key}{value}" for key, value in sizes.items())])
+        return make_tiny_model(root / name, family, tied=tied, **sizes)  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def vllm_sizes() -> dict[str, int]:
+    """Options of a tiny model that vLLM computes on a CPU."""
+    return VLLM_SIZES
 
 
 @pytest.fixture
@@ -200,7 +209,7 @@ def start_server(tmp_path: Path, tiny_models: Callable[..., Path]) -> Iterator[C
         if infer == "vllm":
             roles["actor_infer"]["strategy_args"]["strategy_config"] = {"enforce_eager": True, "max_num_seqs": 16}
         engine = {
-            "pretrain": str(tiny_models("llama")),
+            "pretrain": str(tiny_models("llama", **VLLM_SIZES)),
             "model_name": NAME,
             "device": "cpu",
             "threads": 1,

@@ -84,7 +84,7 @@ class Driver:
 
 
 @pytest.fixture(scope="module")
-def driver(tiny_models: Any) -> Iterator[Driver]:
+def driver(tiny_models: Any, vllm_sizes: dict[str, int]) -> Iterator[Driver]:
     """A torch trainer and a vLLM replica over a tiny model."""
     from tinker_backend.config import EngineConfig
     from tinker_backend.runtime.ray.build_cluster import build_cluster
@@ -92,7 +92,7 @@ def driver(tiny_models: Any) -> Iterator[Driver]:
     vllm = {"strategy_name": "vllm", "strategy_config": {"enforce_eager": True, "max_num_seqs": 16}}
     config = EngineConfig.model_validate(
         {
-            "pretrain": str(tiny_models("llama")),
+            "pretrain": str(tiny_models("llama", **vllm_sizes)),
             "model_name": "tiny",
             "device": "cpu",
             "threads": 1,
