@@ -158,7 +158,7 @@ def test_commands_of_harbor_rl_run_in_sandboxes_and_the_tests_grade_them(
         "groups_per_batch": 1,
         "group_size": 3,
         "temperature": 0.5,
-        "max_tokens": 60,
+        "max_tokens": 160,
         "max_turns": 2,
         "max_steps": 1,
         "eval_every": 0,
