@@ -84,6 +84,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (SettingError, OSError) as error:
         print(f"configure.py: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("configure.py: interrupted; nothing was written", file=sys.stderr)
+        return 130
     print(f"configuration written: {target}")
     for line in advice(options):
         print(line)

@@ -64,6 +64,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (PreparationError, OSError) as error:
         print(f"prepare_sandbox.py: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("prepare_sandbox.py: interrupted; run it again to go on", file=sys.stderr)
+        return 130
     print(
         f"task {options.task_id}: {manifest['source']['kind']}, {len(manifest['files'])} files, sha256 {manifest['sha256'][:16]}"
     )
@@ -101,10 +104,13 @@ def prepare(options: argparse.Namespace) -> dict[str, Any]:
         "files": files,
         "sha256": digest(json.dumps(files, sort_keys=True).encode()),
         "wheel": {"name": options.wheel.name, "sha256": digest(options.wheel.read_bytes())},
-        "control_image": control_image(options, entry),
+        "control_image": entry["control_image"] if entry else {"name": None, "state": "not built yet"},
         "profile": options.profile,
         "prepared_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+    # Before the image as well: an interrupted build takes up again with the task that it has.
+    write_json(manifest_file, {**entry, "tasks": {**known, options.task_id: entry}})
+    entry["control_image"] = control_image(options, entry)
     write_json(manifest_file, {**entry, "tasks": {**known, options.task_id: entry}})
     return entry
 

@@ -211,6 +211,19 @@ def test_a_task_of_a_folder_is_taken_over_unchanged_with_checksums_and_reused(
     assert done.returncode == 2 and "a file changed" in done.stderr
 
 
+def test_a_preparation_that_fails_at_the_image_goes_on_with_the_fetched_task(
+    run_script, work_folder, source_task, tmp_path
+):
+    command = ["prepare_sandbox.py", "--task", work_folder, "--task-id", "own__task-9"]
+    command += ["--wheel", make_wheel(tmp_path), "--source", source_task.parent]
+    done = run_script(*command, "--rock-root", "/nowhere")  # the gpu profile wants a checkout for its image
+    assert done.returncode == 2 and "--rock-root must name a complete checkout" in done.stderr
+    manifest = json.loads((work_folder / "sandbox-preparation" / "manifest.json").read_text())
+    assert manifest["control_image"]["state"] == "not built yet"
+    again = run_script(*command, "--profile", "local")
+    assert again.returncode == 0, again.stderr
+
+
 def test_a_public_task_is_fetched_alone_from_its_git_commit(run_script, work_folder, source_task, tmp_path):
     import shutil
     import subprocess
