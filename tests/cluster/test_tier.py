@@ -17,6 +17,7 @@ NOT_YET = [
 """Never seen to pass yet, like those marked vllm; to be run by hand and then taken off this list."""
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(2500)
 def test_the_cluster_tier_passes_in_its_own_environment() -> None:

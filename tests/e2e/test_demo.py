@@ -13,6 +13,7 @@ QS = Path(__file__).parents[2] / "examples" / "tinker_quick_start"
 MODEL = Path(os.environ.get("TINKER_TEST_MODEL", Path.home() / ".cache/tinker-backend/models/SmolLM2-135M-Instruct"))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.harbor

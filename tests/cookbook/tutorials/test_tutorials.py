@@ -58,6 +58,7 @@ def test_marimo_finds_no_fault_in_the_notebooks(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -68,6 +69,7 @@ def test_the_notebook_runs_as_a_script(path: Path, tutorial_environment: dict[st
     assert not list(tmp_path.iterdir()), "a notebook writes into the current folder"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_notebook_starts_a_server_of_its_own_and_leaves_none_behind(tutorial_models: Path, tmp_path: Path) -> None:

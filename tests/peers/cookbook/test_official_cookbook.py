@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.peers, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.peers, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 MODEL, BASE = "Qwen/Qwen3-8B", "Qwen/Qwen3-8B-Base"
 KL_LIMIT = 1e-3
 

@@ -20,7 +20,7 @@ from rock.harbor.outer import outer_binds
 from rock.model_service.messages import ModelRequest, SessionEnd
 from rock.sdk import HarborJobConfig, Job, Sandbox
 
-pytestmark = [pytest.mark.docker, pytest.mark.harbor, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.docker, pytest.mark.harbor, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 TASKS = "/opt/swe/harbor-tasks"
 FIX = "sed -i 's/a - b/a + b/' /testbed/sums.py"
