@@ -144,7 +144,10 @@ def own_docker_daemon() -> Iterator[DockerDaemon]:
             daemon.stop()
 
 
-@pytest.fixture(scope="module", params=["local", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])])
+@pytest.fixture(
+    scope="module",
+    params=["local", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow, pytest.mark.nightly])],
+)
 def rock_stack(request: pytest.FixtureRequest) -> Iterator[RockStack]:
     """One worker and one admin for a whole test module, for each runtime."""
     folder = Path(tempfile.mkdtemp(prefix="rock-", dir=STATE_PARENT))
