@@ -59,7 +59,7 @@ class VllmReplica:
         self._engine: Any = None
         self._gate = BatchGate(self._switch)
         self._weights: str | None = None
-        """Folder whose weights the engine holds in place of the base's."""
+        """Folder whose weights the engine holds in place of the base's; empty while nobody knows."""
         self._asleep = False
         self._mixed = True
         self._adapters: dict[int, ServedVersion] = {}
@@ -131,6 +131,8 @@ class VllmReplica:
             return
         started = time.monotonic()
         await self._engine.pause_generation(mode="wait", clear_cache=True)
+        # A change that fails leaves half of each.
+        self._weights = ""
         try:
             path = self.settings.folder if wanted is None else wanted
             if path in self._incoming:
