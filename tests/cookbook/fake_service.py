@@ -270,6 +270,7 @@ class Service:
         self.deleted: list[str] = []
         self.metadata: dict[str, str] = {}
         self.unseeded = 0
+        self.adapter_seed: int | None = None
         self.allowed: np.ndarray | None = None
         self.sample_error: Callable[[], Exception | None] | None = None
         self.last_client: TrainingClient | None = None
@@ -289,8 +290,9 @@ class Service:
         return Future(self.last_client)
 
     def create_lora_training_client(
-        self, base_model: str, rank: int = 32, user_metadata: Any = None, **_: Any
+        self, base_model: str, rank: int = 32, seed: int | None = None, user_metadata: Any = None, **_: Any
     ) -> Future:
+        self.adapter_seed = seed
         return self._client(State(), user_metadata)
 
     def create_training_client_from_state(self, path: str, user_metadata: Any = None, **_: Any) -> Future:

@@ -163,6 +163,18 @@ async def test_a_finished_run_goes_on_with_more_epochs(
     assert [row["step"] for row in rows(tmp_path / "r")] == list(range(11))
 
 
+async def test_the_seed_sets_the_order_of_the_data_and_the_first_weights(
+    conversations: Path, tmp_path: Path, fake_service: Any, universal_tokenizer_path: str
+) -> None:
+    curves = {}
+    for name, seed in (("none", None), ("a", 7), ("again", 7), ("b", 8)):
+        await train.main(sft_config(conversations, tmp_path / name, universal_tokenizer_path, seed=seed))
+        assert fake_service.adapter_seed == seed
+        curves[name] = [row["train_mean_nll"] for row in rows(tmp_path / name) if "train_mean_nll" in row]
+    assert curves["a"] == curves["again"]
+    assert curves["a"] != curves["b"] and curves["a"] != curves["none"]
+
+
 def test_bad_files_are_refused_with_row_and_field(tmp_path: Path, universal_tokenizer_path: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"messages": [{"role": "user"}]}\n')

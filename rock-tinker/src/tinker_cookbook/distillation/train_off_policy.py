@@ -103,6 +103,7 @@ class Config:
     evaluator_builders: list[EvaluatorBuilder] = chz.field(default_factory=list)
     num_epochs: int = 1
     lr_schedule: LRSchedule = "constant"
+    seed: int | None = None
 
 
 class OffPolicyDistillationLoop(SupervisedLoop):
@@ -171,6 +172,7 @@ class _LoopConfig:
     ttl_seconds: int | None
     enable_trace: bool
     evaluator_builders: list[EvaluatorBuilder]
+    seed: int | None
     infrequent_evaluator_builders: list[EvaluatorBuilder] = chz.field(default_factory=list)
     rolling_save_every: int = 0
     rolling_ttl_seconds: int = 7200

@@ -64,6 +64,8 @@ class Config:
     span_chart_every: int = 0
     reference_model_name: str | None = None
     max_steps: int | None = None
+    # Beyond the common set
+    seed: int | None = None
 
 
 def compute_dpo_loss(

@@ -11,8 +11,6 @@ from concurrent.futures import Executor
 from typing import Any
 
 import tinker
-from tinker_cookbook import checkpoint_utils, model_info
-from tinker_cookbook.checkpoint_utils import CheckpointManager, CheckpointRecord
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.rl.batch_source import WrappedTrajectoryGroup, gather_with_progress
 from tinker_cookbook.rl.config import AsyncConfig, Config, KLReferenceConfig, StreamMinibatchConfig
@@ -23,9 +21,7 @@ from tinker_cookbook.rl.rollout_report import run_evaluations
 from tinker_cookbook.rl.rollouts import set_rollout_executor
 from tinker_cookbook.rl.train_step import prepare_minibatch, rollout_usage, train_step, training_usage
 from tinker_cookbook.rl.types import RLDataset
-from tinker_cookbook.utils import ml_log, trace
-from tinker_cookbook.utils.git_rev import recipe_user_metadata
-from tinker_cookbook.utils.session_naming import resolve_session_display_name
+from tinker_cookbook.run_setup import open_run
 
 logger = logging.getLogger(__name__)
 
@@ -85,70 +81,38 @@ async def run_loop(
 ) -> None:
     """Set up clients, data and logging, and run a loop of this class. ``extra`` goes to its constructor;
     ``logged_config`` is written to the run's files instead of ``config``."""
-    resume: CheckpointRecord | None = checkpoint_utils.get_last_checkpoint(config.log_path)
-    ml_logger = ml_log.setup_logging(
-        config.log_path, config.wandb_project, config.wandb_name, logged_config if logged_config is not None else config
-    )
-    if config.enable_trace:
-        trace.trace_init(output_file=f"{config.log_path}/trace_events.jsonl")
     set_rollout_executor(rollout_executor)
-    name = resolve_session_display_name(session_name=config.session_name, wandb_name=config.wandb_name)
-    model_info.warn_if_renderer_not_recommended(config.model_name, config.renderer_name)
-    metadata = recipe_user_metadata(config.recipe_name)
     try:
-        with tinker.ServiceClient(
-            user_metadata=metadata, display_name=name, base_url=config.base_url
-        ) as service_client:
-            training_client = await checkpoint_utils.open_training_client(
-                service_client,
-                model_name=config.model_name,
-                lora_rank=config.lora_rank,
-                resume_from=resume,
-                load_checkpoint_path=config.load_checkpoint_path,
-                renderer_name=config.renderer_name,
-                user_metadata=metadata,
-                seed=config.sampling_seed,
-            )
+        async with open_run(config, seed=config.sampling_seed, logged_config=logged_config) as run:
             dataset, test_dataset = await config.dataset_builder()
             if config.num_epochs > 1:
                 dataset = EpochCycledRLDataset(dataset, config.num_epochs)
             end = len(dataset) if config.max_steps is None else min(len(dataset), config.max_steps)
+            resume, store = run.resume, run.ml_logger.store
             start = resume.batch if resume is not None and resume.batch is not None else 0
             if resume is not None and resume.final and start >= end:
                 logger.info("this run is finished; give a larger max_steps to go on")
                 return
             if resume is not None:
-                dropped = ml_logger.store.truncate_metrics(start) if ml_logger.store else 0
+                dropped = store.truncate_metrics(start) if store else 0
                 logger.info("resuming at batch %d of %d (%d later metric rows dropped)", start, end, dropped)
-            checkpoints = CheckpointManager(
-                training_client,
-                service_client,
-                config.log_path,
-                save_every=config.save_every,
-                ttl_seconds=config.ttl_seconds,
-                rolling_save_every=config.rolling_save_every,
-                rolling_ttl_seconds=config.rolling_ttl_seconds,
-                store=ml_logger.store,
-            )
             loop = loop_class(
                 config,
-                training_client,
-                checkpoints,
-                await _kl_reference_client(service_client, config),
+                run.training_client,
+                run.checkpoints,
+                await _kl_reference_client(run.service_client, config),
                 _evaluators(config, test_dataset),
                 dataset,
-                ml_logger,
-                training_client.get_tokenizer(),
+                run.ml_logger,
+                run.training_client.get_tokenizer(),
                 **extra,
             )
-            if resume is not None and ml_logger.store is not None:
-                loop.cost.restore(ml_logger.store.read_metrics())
-            await loop.setup(service_client, resume)
+            if resume is not None and store is not None:
+                loop.cost.restore(store.read_metrics())
+            await loop.setup(run.service_client, resume)
             await loop.run(start, end)
     finally:
         set_rollout_executor(None)
-        trace.trace_shutdown()
-        ml_logger.close()
 
 
 def run(config: Config) -> None:

@@ -48,12 +48,18 @@ class LoopSettings:
     adam_eps: float = 1e-8
     span_chart_every: int = 0
     submit_ahead: int = 1
+    seed: int | None = None
 
     @classmethod
     def from_config(cls, config: Any) -> LoopSettings:
         """Take the fields that a configuration has."""
         names = [name for name in cls.__dataclass_fields__ if hasattr(config, name)]
         return cls(**{name: getattr(config, name) for name in names})
+
+
+def epoch_seed(seed: int | None, epoch: int) -> int:
+    """Seed of an epoch's order; without a seed of the run it is the epoch's number."""
+    return epoch if seed is None else int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
 
 
 @dataclass
@@ -176,7 +182,7 @@ class SupervisedLoop:
         for step in range(first, total):
             if step // per_epoch != epoch:
                 epoch = step // per_epoch
-                self.dataset.set_epoch(seed=epoch)
+                self.dataset.set_epoch(seed=epoch_seed(self.settings.seed, epoch))
             with trace.trace_iteration(step) as window:
                 if step > first:
                     await self._maybe_save(step, epoch, step % per_epoch, waiting)

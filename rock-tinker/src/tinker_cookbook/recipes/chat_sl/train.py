@@ -49,6 +49,7 @@ class CLIConfig:
     rolling_ttl_seconds: int = 7200
     # Beyond the common set
     test_size: int = 16
+    seed: int | None = None
 
 
 def get_dataset_builder(cli: CLIConfig, renderer_name: str) -> ChatDatasetBuilder:

@@ -44,6 +44,7 @@ class CLIConfig:
     dataset: str = "deepcoder"
     rock_base_url: str = "http://127.0.0.1:18080"
     rock_image: str = "local"
+    sampling_seed: int | None = None
 
 
 async def cli_main(cli: CLIConfig) -> None:

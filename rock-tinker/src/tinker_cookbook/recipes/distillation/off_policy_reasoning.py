@@ -79,6 +79,7 @@ class CLIConfig:
     max_steps: int | None = None
     # Beyond the common set
     dataset: str = "openthoughts3"
+    seed: int | None = None
 
 
 async def cli_main(cli: CLIConfig) -> None:

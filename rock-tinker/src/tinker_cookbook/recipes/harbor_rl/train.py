@@ -59,6 +59,7 @@ class CLIConfig:
     max_tasks: int | None = None
     rock_base_url: str = "http://127.0.0.1:18080"
     rock_image: str = "local"
+    sampling_seed: int | None = None
 
 
 @chz.chz

@@ -40,6 +40,7 @@ class CLIConfig:
     max_steps: int | None = None
     # Beyond the common set
     test_size: int = 0
+    seed: int | None = None
 
 
 async def cli_main(cli: CLIConfig) -> None:

@@ -43,6 +43,8 @@ class CLIConfig:
     max_steps_off_policy: int | None = None
     loss_fn: str = "importance_sampling"
     max_steps: int | None = None
+    # Beyond the common set
+    sampling_seed: int | None = None
 
 
 async def cli_main(cli: CLIConfig) -> None:

@@ -42,6 +42,9 @@ class CLIConfig:
     base_url: str | None = None
     max_steps: int | None = None
     behavior_if_log_dir_exists: LogdirBehavior = "ask"
+    # Beyond the common set
+    seed: int = 0
+    sampling_seed: int | None = None
 
 
 async def cli_main(cli: CLIConfig) -> None:
@@ -52,7 +55,8 @@ async def cli_main(cli: CLIConfig) -> None:
     pairs = load_pairs(cli.dataset, cli.sciknoweval_domain, cli.toolalpaca_data_path)
     values = shared_values(cli, sdft.Config)
     values.update(log_path=log_path, renderer_name=name, recipe_name="sdft")
-    await sdft.main(sdft.Config(**values), PairProvider(pairs, cli.groups_per_batch, cli.group_size, renderer))
+    provider = PairProvider(pairs, cli.groups_per_batch, cli.group_size, renderer, cli.seed)
+    await sdft.main(sdft.Config(**values), provider)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ class CLIConfig:
     corpus_path: str = entry.example_data("search_corpus.jsonl")
     questions_path: str = entry.example_data("search_questions.jsonl")
     num_epochs: int = 1
+    sampling_seed: int | None = None
 
 
 async def cli_main(cli: CLIConfig) -> None:

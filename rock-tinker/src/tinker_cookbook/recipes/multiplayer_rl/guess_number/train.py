@@ -12,7 +12,7 @@ from tinker_cookbook.rl import train
 
 @chz.chz
 class CLIConfig:
-    """``largest``: numbers lie between 0 and it."""
+    """``largest``: numbers lie between 0 and it. ``seed``: which numbers, in which order."""
 
     model_name: str = "Qwen/Qwen3.5-4B"
     renderer_name: str | None = "qwen3_5_disable_thinking"
@@ -33,6 +33,8 @@ class CLIConfig:
     lora_rank: int = 32
     largest: int = 1024
     num_test: int = 32
+    seed: int = 0
+    sampling_seed: int | None = None
 
 
 async def cli_main(cli: CLIConfig) -> None:
@@ -47,6 +49,7 @@ async def cli_main(cli: CLIConfig) -> None:
         largest=cli.largest,
         num_test=cli.num_test,
         num_batches=max(30, cli.max_steps or 0),
+        seed=cli.seed,
     )
     await train.main(entry.to_rl_config(cli, builder, log_path, "guess_number", renderer_name=name))
 

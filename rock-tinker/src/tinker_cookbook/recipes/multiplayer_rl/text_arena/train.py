@@ -34,6 +34,7 @@ class CLIConfig:
     # Beyond the common set
     base_url: str | None = None
     lora_rank: int = 32
+    sampling_seed: int | None = None
 
 
 async def cli_main(cli: CLIConfig) -> None:

@@ -35,6 +35,7 @@ class CLIConfig:
     lora_rank: int = 32
     answerer_model_name: str = "Qwen/Qwen3.5-9B"
     answerer_renderer_name: str | None = None
+    sampling_seed: int | None = None
 
 
 async def cli_main(cli: CLIConfig) -> None:

@@ -40,6 +40,7 @@ class CLIConfig:
     lora_rank: int = 32
     save_every: int = 20
     eval_every: int = 10
+    seed: int | None = None
 
 
 async def cli_main(cli: CLIConfig) -> None:

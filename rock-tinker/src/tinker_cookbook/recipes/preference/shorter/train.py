@@ -102,6 +102,7 @@ class CLIConfig:
     lora_rank: int = 32
     save_every: int = 20
     compute_post_kl: bool = True
+    sampling_seed: int | None = None
 
 
 async def cli_main(cli: CLIConfig) -> None:

@@ -1,0 +1,71 @@
+"""What every training run opens before its loop starts: logging, session, training client, checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import tinker
+from tinker_cookbook import checkpoint_utils, model_info
+from tinker_cookbook.checkpoint_utils import CheckpointManager, CheckpointRecord
+from tinker_cookbook.utils import ml_log, trace
+from tinker_cookbook.utils.git_rev import recipe_user_metadata
+from tinker_cookbook.utils.session_naming import resolve_session_display_name
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """``resume``: the checkpoint that the training client was restored from, None for a new run."""
+
+    service_client: tinker.ServiceClient
+    training_client: tinker.TrainingClient
+    ml_logger: ml_log.Logger
+    checkpoints: CheckpointManager
+    resume: CheckpointRecord | None
+
+
+@contextlib.asynccontextmanager
+async def open_run(config: Any, *, seed: int | None, logged_config: Any | None = None) -> AsyncIterator[OpenRun]:
+    """Open the run that a training configuration describes, and close its session and its files at the end.
+
+    ``seed`` is that of a new adapter's first weights. ``logged_config`` is written to the run's files instead of
+    ``config``.
+    """
+    resume = checkpoint_utils.get_last_checkpoint(config.log_path)
+    logged = logged_config if logged_config is not None else config
+    ml_logger = ml_log.setup_logging(config.log_path, config.wandb_project, config.wandb_name, logged)
+    if config.enable_trace:
+        trace.trace_init(output_file=f"{config.log_path}/trace_events.jsonl")
+    name = resolve_session_display_name(session_name=config.session_name, wandb_name=config.wandb_name)
+    model_info.warn_if_renderer_not_recommended(config.model_name, config.renderer_name)
+    metadata = recipe_user_metadata(config.recipe_name)
+    try:
+        with tinker.ServiceClient(
+            user_metadata=metadata, display_name=name, base_url=config.base_url
+        ) as service_client:
+            training_client = await checkpoint_utils.open_training_client(
+                service_client,
+                model_name=config.model_name,
+                lora_rank=config.lora_rank,
+                resume_from=resume,
+                load_checkpoint_path=config.load_checkpoint_path,
+                renderer_name=config.renderer_name,
+                user_metadata=metadata,
+                seed=seed,
+            )
+            checkpoints = CheckpointManager(
+                training_client,
+                service_client,
+                config.log_path,
+                save_every=config.save_every,
+                ttl_seconds=config.ttl_seconds,
+                rolling_save_every=config.rolling_save_every,
+                rolling_ttl_seconds=config.rolling_ttl_seconds,
+                store=ml_logger.store,
+            )
+            yield OpenRun(service_client, training_client, ml_logger, checkpoints, resume)
+    finally:
+        trace.trace_shutdown()
+        ml_logger.close()
