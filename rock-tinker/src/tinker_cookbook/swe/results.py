@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import tempfile
 import time
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 log = logging.getLogger(__name__)
+# A list of numbers in indented JSON. Text cannot look like one: its line breaks are escaped.
+_NUMBERS = re.compile(r"\[(\s+(?:-?[\d.eE+-]+,\n\s+)*-?[\d.eE+-]+\n\s*)\]")
 
 
 def start_logging() -> None:
@@ -42,8 +45,9 @@ class ResultsFolder:
         log.info("Results dir: %s", self.path)
 
     def write_json(self, name: str, data: Any) -> Path:
-        """Writes data as JSON under a name like `step_000/step_result.json`."""
-        return self.write_text(name, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        """Writes data as JSON under a name like `step_000/step_result.json`; a list of numbers stands on one line."""
+        text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
+        return self.write_text(name, _NUMBERS.sub(lambda found: "[" + " ".join(found[1].split()) + "]", text) + "\n")
 
     def write_text(self, name: str, text: str) -> Path:
         """Writes a text whole or not at all."""
