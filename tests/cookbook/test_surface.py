@@ -1,4 +1,5 @@
-"""The public surface: names, fields and arguments, except what docs/cookbook/differences.md lists with a reason."""
+"""The public surface: names, fields, arguments and defaults, except what docs/cookbook/differences.md lists with a
+reason."""
 
 from __future__ import annotations
 
@@ -12,8 +13,13 @@ from typing import Any
 
 import pytest
 
+from tinker_cookbook import cli_utils, renderers
+from tinker_cookbook.renderers import TrainOnWhat
+from tinker_cookbook.sandbox import SandboxBackend
+
 ROOT = Path(__file__).parents[2]
 SURFACE = Path(__file__).parent / "data" / "surface.txt"
+RECIPE_SETTINGS = Path(__file__).parent / "data" / "recipe_settings.txt"
 DIFFERENCES = ROOT / "docs" / "cookbook" / "differences.md"
 PACKAGE = ROOT / "rock-tinker" / "src" / "tinker_cookbook"
 # Folders of the list whose modules are laid out anew or left out as a whole; the page says so.
@@ -83,13 +89,62 @@ def all_missing() -> set[tuple[str, str]]:
     return out
 
 
-def listed() -> set[tuple[str, str]]:
-    rows = re.findall(r"^\| `([^`]+)` \| (.+?) \| .+ \|$", DIFFERENCES.read_text(), flags=re.MULTILINE)
+def section(title: str) -> str:
+    """Text of a section of the page of differences."""
+    return DIFFERENCES.read_text().split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def listed(title: str) -> set[tuple[str, str]]:
+    rows = re.findall(r"^\| `([^`]+)` \| (.+?) \| .+ \|$", section(title), flags=re.MULTILINE)
     return {(module, name) for module, names in rows for name in re.findall(r"`([^`]+)`", names)}
 
 
 def test_every_missing_name_is_listed_with_a_reason_and_nothing_else_is() -> None:
-    assert all_missing() == listed()
+    assert all_missing() == listed("Names")
+
+
+def split_settings(text: str) -> list[tuple[str, str]]:
+    """Names and values of ``a=1; b=f(2)``."""
+    return [(name, value) for name, value in (part.split("=", 1) for part in re.split(r"; (?=\w+=)", text))]
+
+
+def recipe_differences() -> tuple[set[tuple[str, str]], set[str]]:
+    """(recipe, setting) whose default is another one or that is missing, and recipes that are not there."""
+    recipe, module, other, absent = "", None, set(), set()
+    for line in RECIPE_SETTINGS.read_text().splitlines():
+        heading = re.match(r"## (\S+)\.py", line)
+        if heading:
+            recipe = heading.group(1).replace("/", ".")
+            exists = (PACKAGE / "recipes" / f"{heading.group(1)}.py").is_file()
+            module = importlib.import_module(f"tinker_cookbook.recipes.{recipe}") if exists else None
+            absent |= set() if exists else {recipe}
+            continue
+        declared = re.match(r" +(\w+) : (.+)$", line)
+        if declared is None or module is None:
+            continue
+        fields = getattr(module, declared.group(1)).__chz_fields__
+        known = {"cli_utils": cli_utils, "renderers": renderers, "TrainOnWhat": TrainOnWhat}
+        for name, value in split_settings(declared.group(2)):
+            wanted = eval(value, {**vars(module), **known, "SandboxBackend": SandboxBackend})
+            if name not in fields or fields[name]._default != wanted:
+                other.add((recipe, name))
+    return other, absent
+
+
+def test_every_recipe_has_the_same_settings_and_defaults() -> None:
+    other, absent = recipe_differences()
+    assert other == listed("Settings of recipes")
+    text = section("Settings of recipes").split("Recipes that are not there")[1].split("They need")[0]
+    named = set(re.findall(r"`([\w.]+)`", text))
+    uncovered = {r for r in absent if not any(r == name or r.startswith(f"{name}.") for name in named)}
+    assert not uncovered
+    assert not {name for name in named if not any(r == name or r.startswith(f"{name}.") for r in absent)}
+
+
+def test_the_comparison_of_settings_reads_all_of_them() -> None:
+    rows = [line for line in RECIPE_SETTINGS.read_text().splitlines() if line.startswith("   ")]
+    settings = [name for row in rows for name, _ in split_settings(row.split(" : ", 1)[1])]
+    assert len(rows) >= 40 and len(settings) > 700 and all(name.isidentifier() for name in settings)
 
 
 def test_importing_the_package_takes_less_than_a_second() -> None:
