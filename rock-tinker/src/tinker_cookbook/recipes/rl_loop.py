@@ -91,6 +91,8 @@ async def main(config: Config) -> None:
         )
         params = tinker.AdamParams(learning_rate=config.learning_rate, beta1=0.9, beta2=0.95, eps=1e-8)
         start = (resume.batch or 0) if resume is not None else 0
+        if start and log.store is not None:
+            log.store.truncate_metrics(start)
         for step in range(start, total):
             if config.save_every and step > start and step % config.save_every == 0:
                 await checkpoint_utils.save_checkpoint_async(

@@ -69,6 +69,8 @@ async def main(config: Config) -> None:
             renderer_name=name,
         )
         start = (resume.batch or 0) if resume is not None else 0
+        if start and log.store is not None:
+            log.store.truncate_metrics(start)
         for step in range(start, total):
             if config.save_every and step and step % config.save_every == 0 and step > start:
                 await checkpoint_utils.save_checkpoint_async(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import chz
 
-from tinker_cookbook.cli_utils import LogdirBehavior
 from tinker_cookbook.eval.evaluators import EvaluatorBuilder
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.chat_sl.chat_datasets import NoRobotsBuilder, Tulu3Builder
+from tinker_cookbook.recipes.settings import TrainingSettings
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.data import FromConversationFileBuilder
@@ -17,34 +17,22 @@ from tinker_cookbook.utils.lr_scheduling import LRSchedule
 
 
 @chz.chz
-class CLIConfig:
+class CLIConfig(TrainingSettings):
     """``dataset``: no_robots, tulu3, "example" (comes with the package) or the path of a JSONL file with messages.
 
     ``inline_evals``: a benchmark to run at every evaluation (see ``tinker_cookbook.eval.benchmarks``).
     """
 
-    log_path: str | None = None
     model_name: str = "Qwen/Qwen3.5-9B-Base"
-    load_checkpoint_path: str | None = None
     dataset: str = "no_robots"
     learning_rate: float = 1e-4
     lr_schedule: LRSchedule = "linear"
     num_epochs: int = 1
-    lora_rank: int = 32
-    base_url: str | None = None
-    save_every: int = 20
-    eval_every: int = 20
     infrequent_eval_every: int = 100
     inline_evals: str | None = None
-    renderer_name: str | None = None
     train_on_what: TrainOnWhat | None = None
     max_length: int | None = 16384
     batch_size: int = 256
-    wandb_project: str | None = None
-    wandb_name: str | None = None
-    session_name: str | None = None
-    behavior_if_log_dir_exists: LogdirBehavior = "ask"
-    max_steps: int | None = None
     rolling_save_every: int = 0
     rolling_ttl_seconds: int = 7200
     # Beyond the common set

@@ -4,47 +4,31 @@ from __future__ import annotations
 
 import chz
 
-from tinker_cookbook.cli_utils import LogdirBehavior
 from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.code_rl.env import CodeDatasetBuilder
+from tinker_cookbook.recipes.settings import RLSettings
 from tinker_cookbook.rl import train
 from tinker_cookbook.sandbox import SandboxBackend
 
 
 @chz.chz
-class CLIConfig:
+class CLIConfig(RLSettings):
     """``sandbox_backend``: sandboxfusion (``SANDBOX_URL``) or rock."""
 
     model_name: str = "Qwen/Qwen3.5-9B"
-    lora_rank: int = 32
-    renderer_name: str | None = None
-    load_checkpoint_path: str | None = None
     seed: int = 0
     group_size: int = 4
     groups_per_batch: int = 100
     learning_rate: float = 1e-5
     max_tokens: int = 4096
-    kl_penalty_coef: float = 0.0
-    num_substeps: int = 1
     log_dir: str | None = None
-    log_path: str | None = None
-    wandb_project: str | None = None
-    wandb_name: str | None = None
-    session_name: str | None = None
-    compute_post_kl: bool = False
-    eval_every: int = 20
-    save_every: int = 20
-    base_url: str | None = None
-    behavior_if_log_dir_exists: LogdirBehavior = "ask"
     max_steps_off_policy: int | None = None
     sandbox_backend: SandboxBackend = SandboxBackend.SANDBOXFUSION
-    max_steps: int | None = None
     rollout_max_retries: int | None = None
     # Beyond the common set
     dataset: str = "deepcoder"
     rock_base_url: str = "http://127.0.0.1:18080"
     rock_image: str = "local"
-    sampling_seed: int | None = None
 
 
 async def cli_main(cli: CLIConfig) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import chz
 
-from tinker_cookbook.cli_utils import LogdirBehavior
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes import entry
+from tinker_cookbook.recipes.settings import TrainingSettings
 from tinker_cookbook.renderers import Message, TrainOnWhat
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.data import (
@@ -54,13 +54,12 @@ class OpenThoughtsBuilder(ChatDatasetBuilder):
 
 
 @chz.chz
-class CLIConfig:
+class CLIConfig(TrainingSettings):
     """``dataset``: openthoughts3, or a JSONL file of conversations ("example" comes with the package)."""
 
     model_name: str = "Qwen/Qwen3.5-9B-Base"
     lora_rank: int = 128
     renderer_name: str | None = "qwen3_5"
-    load_checkpoint_path: str | None = None
     batch_size: int = 128
     learning_rate: float = 1e-3
     lr_schedule: LRSchedule = "linear"
@@ -68,15 +67,8 @@ class CLIConfig:
     max_length: int = 16384
     buffer_size: int = 128 * 3000
     max_prompts: int = 128 * 3000
-    log_path: str | None = None
-    wandb_project: str | None = None
-    wandb_name: str | None = None
-    session_name: str | None = None
     eval_every: int = 50
     save_every: int = 50
-    base_url: str | None = None
-    behavior_if_log_dir_exists: LogdirBehavior = "ask"
-    max_steps: int | None = None
     # Beyond the common set
     dataset: str = "openthoughts3"
     seed: int | None = None

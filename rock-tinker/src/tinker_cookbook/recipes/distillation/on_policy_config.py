@@ -8,21 +8,19 @@ from typing import Any
 
 import chz
 
-from tinker_cookbook.cli_utils import LogdirBehavior
 from tinker_cookbook.distillation import train_on_policy
 from tinker_cookbook.distillation.datasets import DistillationDatasetConfig, PromptOnlyDatasetBuilder, TeacherConfig
 from tinker_cookbook.recipes import entry
+from tinker_cookbook.recipes.settings import TrainingSettings
 from tinker_cookbook.utils.config_fields import shared_values
 
 
 @chz.chz
-class OnPolicyCLIConfig:
+class OnPolicyCLIConfig(TrainingSettings):
     """Everything but datasets and teachers. ``sampling_seed``: see ``rl.train.Config``."""
 
     model_name: str
     lora_rank: int = 128
-    renderer_name: str | None = None
-    load_checkpoint_path: str | None = None
     group_size: int = 4
     learning_rate: float = 1e-4
     max_tokens: int = 4096
@@ -32,16 +30,7 @@ class OnPolicyCLIConfig:
     num_substeps: int = 1
     loss_fn: str = "importance_sampling"
     loss_fn_config: dict[str, Any] | None = None
-    log_path: str | None = None
-    wandb_project: str | None = None
-    wandb_name: str | None = None
-    session_name: str | None = None
     compute_post_kl: bool = False
-    eval_every: int = 20
-    save_every: int = 20
-    base_url: str | None = None
-    behavior_if_log_dir_exists: LogdirBehavior = "ask"
-    max_steps: int | None = None
     # Beyond the common set
     sampling_seed: int | None = None
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import chz
 
 from tinker_cookbook import renderers, tokenizer_utils
-from tinker_cookbook.cli_utils import LogdirBehavior
 from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.harbor_rl.harbor_env import (
     HarborDataset,
@@ -17,21 +16,18 @@ from tinker_cookbook.recipes.harbor_rl.harbor_env import (
     SandboxFactory,
     load_tasks,
 )
+from tinker_cookbook.recipes.settings import RLSettings
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 from tinker_cookbook.sandbox import RockSandbox, SandboxInterface
 
 
 @chz.chz
-class CLIConfig:
+class CLIConfig(RLSettings):
     """``tasks_dir``: folder of Harbor tasks. Sandboxes come from ROCK admin at ``rock_base_url``."""
 
     model_name: str = "moonshotai/Kimi-K2.6"
-    lora_rank: int = 32
-    renderer_name: str | None = None
-    load_checkpoint_path: str | None = None
     max_tokens: int = 8192
-    temperature: float = 1.0
     max_turns: int = 10
     sandbox_timeout: int = 3600
     command_timeout: int = 120
@@ -42,24 +38,14 @@ class CLIConfig:
     group_size: int = 4
     groups_per_batch: int = 8
     learning_rate: float = 1e-5
-    kl_penalty_coef: float = 0.0
-    num_substeps: int = 1
-    log_path: str | None = None
-    wandb_project: str | None = None
-    wandb_name: str | None = None
-    session_name: str | None = None
     eval_every: int = 5
     save_every: int = 5
-    base_url: str | None = None
-    behavior_if_log_dir_exists: LogdirBehavior = "ask"
     max_steps_off_policy: int | None = None
-    max_steps: int | None = None
     # Beyond the common set
     tasks_dir: str = "~/.cache/harbor/tasks"
     max_tasks: int | None = None
     rock_base_url: str = "http://127.0.0.1:18080"
     rock_image: str = "local"
-    sampling_seed: int | None = None
 
 
 @chz.chz

@@ -2,54 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import chz
 
-from tinker_cookbook.cli_utils import LogdirBehavior
 from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
 from tinker_cookbook.recipes.math_rl.math_env import MathDatasetBuilder
+from tinker_cookbook.recipes.settings import RLSettings
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.advantages import AdvantageEstimator
 from tinker_cookbook.rl.types import RLDatasetBuilder
 
 
 @chz.chz
-class CLIConfig:
+class CLIConfig(RLSettings):
     """``env``: arithmetic, gsm8k, math, polaris or deepmath."""
 
     model_name: str = "Qwen/Qwen3.5-9B"
-    lora_rank: int = 32
-    renderer_name: str | None = None
-    load_checkpoint_path: str | None = None
     env: str = "arithmetic"
     seed: int = 0
     group_size: int = 4
     groups_per_batch: int = 100
     learning_rate: float = 1e-5
     max_tokens: int = 5
-    temperature: float = 1.0
-    kl_penalty_coef: float = 0.0
-    num_substeps: int = 1
-    log_path: str | None = None
-    wandb_project: str | None = None
-    wandb_name: str | None = None
-    session_name: str | None = None
-    compute_post_kl: bool = False
-    eval_every: int = 20
-    save_every: int = 20
-    base_url: str | None = None
-    behavior_if_log_dir_exists: LogdirBehavior = "ask"
     max_steps_off_policy: int | None = None
     stream_minibatch_config: train.StreamMinibatchConfig | None = None
-    loss_fn: str = "importance_sampling"
-    loss_fn_config: dict[str, Any] | None = None
-    max_steps: int | None = None
     # Beyond the common set
     largest: int = 100
-    advantage_estimator: AdvantageEstimator = "mean_centered"
-    sampling_seed: int | None = None
     max_test_problems: int | None = None
 
 

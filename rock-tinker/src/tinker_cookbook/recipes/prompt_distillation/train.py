@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import chz
 
-from tinker_cookbook.cli_utils import LogdirBehavior
 from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.prompt_distillation.create_data import DEFAULT_OUTPUT_FILE
+from tinker_cookbook.recipes.settings import TrainingSettings
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.data import FromConversationFileBuilder
@@ -15,29 +15,18 @@ from tinker_cookbook.utils.lr_scheduling import LRSchedule
 
 
 @chz.chz
-class CLIConfig:
+class CLIConfig(TrainingSettings):
     """``file_path``: what create_data wrote."""
 
     file_path: str = DEFAULT_OUTPUT_FILE
-    log_path: str | None = None
     model_name: str = "Qwen/Qwen3.6-35B-A3B"
-    load_checkpoint_path: str | None = None
     learning_rate: float = 1e-4
     lr_schedule: LRSchedule = "linear"
     num_epochs: int = 4
-    lora_rank: int = 32
-    base_url: str | None = None
-    save_every: int = 20
     eval_every: int = 5
-    renderer_name: str | None = None
     train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES
     max_length: int = 32768
     batch_size: int = 128
-    wandb_project: str | None = None
-    wandb_name: str | None = None
-    session_name: str | None = None
-    behavior_if_log_dir_exists: LogdirBehavior = "ask"
-    max_steps: int | None = None
     # Beyond the common set
     test_size: int = 0
     seed: int | None = None

@@ -4,47 +4,29 @@ from __future__ import annotations
 
 import chz
 
-from tinker_cookbook.cli_utils import LogdirBehavior
 from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.rubric.env import RubricDatasetBuilder
+from tinker_cookbook.recipes.settings import RLSettings
 from tinker_cookbook.rl import train
 
 
 @chz.chz
-class CLIConfig:
+class CLIConfig(RLSettings):
     """Data files come from ``recipes.rubric.generate_data``."""
 
     model_name: str = "Qwen/Qwen3.5-9B"
-    lora_rank: int = 32
     renderer_name: str | None = "qwen3_5_disable_thinking"
-    load_checkpoint_path: str | None = None
     seed: int = 0
     train_group_size: int = 4
     test_group_size: int = 1
     groups_per_batch: int = 100
     learning_rate: float = 1e-5
     max_tokens: int = 32
-    temperature: float = 1.0
-    kl_penalty_coef: float = 0.0
     grader_llm_name: str = "Qwen/Qwen3.6-35B-A3B"
     grader_renderer_name: str = "qwen3_5_disable_thinking"
     train_jsonl_path: str = entry.example_data("example_rubric_train.jsonl")
     test_jsonl_path: str | None = entry.example_data("example_rubric_test.jsonl")
-    num_substeps: int = 1
-    log_path: str | None = None
-    wandb_project: str | None = None
-    wandb_name: str | None = None
-    session_name: str | None = None
-    compute_post_kl: bool = False
-    eval_every: int = 20
-    save_every: int = 20
-    base_url: str | None = None
-    behavior_if_log_dir_exists: LogdirBehavior = "ask"
     max_steps_off_policy: int | None = None
-    loss_fn: str = "importance_sampling"
-    max_steps: int | None = None
-    # Beyond the common set
-    sampling_seed: int | None = None
 
 
 async def cli_main(cli: CLIConfig) -> None:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import chz
 
 from tinker_cookbook import renderers, tokenizer_utils
-from tinker_cookbook.cli_utils import LogdirBehavior
 from tinker_cookbook.distillation import sdft
 from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.sdft.datasets import PairProvider, load_pairs
+from tinker_cookbook.recipes.settings import TrainingSettings
 from tinker_cookbook.utils.config_fields import shared_values
 
 
 @chz.chz
-class CLIConfig:
+class CLIConfig(TrainingSettings):
     """``dataset``: sciknoweval, toolalpaca, example, or a JSONL file of conversations."""
 
     model_name: str = "Qwen/Qwen3-8B"
     lora_rank: int = 128
-    renderer_name: str | None = None
-    load_checkpoint_path: str | None = None
     dataset: str = "sciknoweval"
     sciknoweval_domain: str = "Chemistry"
     toolalpaca_data_path: str | None = None
@@ -33,15 +31,6 @@ class CLIConfig:
     teacher_sync_every: int | None = None
     max_context_length: int = 32768
     num_substeps: int = 1
-    log_path: str | None = None
-    wandb_project: str | None = None
-    wandb_name: str | None = None
-    session_name: str | None = None
-    eval_every: int = 20
-    save_every: int = 20
-    base_url: str | None = None
-    max_steps: int | None = None
-    behavior_if_log_dir_exists: LogdirBehavior = "ask"
     # Beyond the common set
     seed: int = 0
     sampling_seed: int | None = None

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import chz
 
-from tinker_cookbook.cli_utils import LogdirBehavior
 from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.search_tool.env import SearchDatasetBuilder
+from tinker_cookbook.recipes.settings import RLSettings
 from tinker_cookbook.rl import train
 
 
 @chz.chz
-class CLIConfig:
+class CLIConfig(RLSettings):
     """``corpus_path`` and ``questions_path``: JSONL files; the defaults come with the package."""
 
     model_name: str = "Qwen/Qwen3.5-4B"
-    lora_rank: int = 32
     renderer_name: str | None = "qwen3_5_disable_thinking"
     learning_rate: float = 4e-5
     batch_size: int = 512
@@ -29,18 +28,10 @@ class CLIConfig:
     n_results: int = 3
     stream_minibatch: bool = False
     num_minibatches: int = 4
-    log_path: str | None = None
-    wandb_project: str | None = None
-    wandb_name: str | None = None
-    session_name: str | None = None
-    behavior_if_log_dir_exists: LogdirBehavior = "ask"
-    max_steps: int | None = None
     # Beyond the common set
-    base_url: str | None = None
     corpus_path: str = entry.example_data("search_corpus.jsonl")
     questions_path: str = entry.example_data("search_questions.jsonl")
     num_epochs: int = 1
-    sampling_seed: int | None = None
 
 
 async def cli_main(cli: CLIConfig) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import chz
 
-from tinker_cookbook.cli_utils import LogdirBehavior
 from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.env import GameDatasetBuilder
+from tinker_cookbook.recipes.settings import RLSettings
 from tinker_cookbook.rl import train
 
 
 @chz.chz
-class CLIConfig:
+class CLIConfig(RLSettings):
     """``batch_size`` counts trajectories; each game has two."""
 
     model_name: str = "Qwen/Qwen3.5-4B"
@@ -24,17 +24,6 @@ class CLIConfig:
     learning_rate: float = 3e-5
     max_tokens: int = 64
     eval_every: int = 5
-    save_every: int = 20
-    wandb_project: str | None = None
-    wandb_name: str | None = None
-    session_name: str | None = None
-    log_path: str | None = None
-    behavior_if_log_dir_exists: LogdirBehavior = "ask"
-    max_steps: int | None = None
-    # Beyond the common set
-    base_url: str | None = None
-    lora_rank: int = 32
-    sampling_seed: int | None = None
 
 
 async def cli_main(cli: CLIConfig) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import chz
 
 from tinker_cookbook import model_info
-from tinker_cookbook.cli_utils import LogdirBehavior
 from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import TwentyQuestionsDatasetBuilder
+from tinker_cookbook.recipes.settings import RLSettings
 from tinker_cookbook.rl import train
 
 
 @chz.chz
-class CLIConfig:
+class CLIConfig(RLSettings):
     """``answerer_model_name``: the model that knows the object."""
 
     model_name: str = "Qwen/Qwen3.5-4B"
@@ -23,19 +23,9 @@ class CLIConfig:
     learning_rate: float = 3e-5
     max_tokens: int = 20
     eval_every: int = 5
-    save_every: int = 20
-    wandb_project: str | None = None
-    wandb_name: str | None = None
-    session_name: str | None = None
-    log_path: str | None = None
-    behavior_if_log_dir_exists: LogdirBehavior = "ask"
-    max_steps: int | None = None
     # Beyond the common set
-    base_url: str | None = None
-    lora_rank: int = 32
     answerer_model_name: str = "Qwen/Qwen3.5-9B"
     answerer_renderer_name: str | None = None
-    sampling_seed: int | None = None
 
 
 async def cli_main(cli: CLIConfig) -> None:

@@ -4,41 +4,30 @@ from __future__ import annotations
 
 import chz
 
-from tinker_cookbook.cli_utils import LogdirBehavior
 from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons
 from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.preference.hub_comparisons import comparison_builder
+from tinker_cookbook.recipes.settings import TrainingSettings
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from tinker_cookbook.utils.config_fields import shared_values
 from tinker_cookbook.utils.lr_scheduling import LRSchedule
 
 
 @chz.chz
-class CLIConfig:
+class CLIConfig(TrainingSettings):
     """``dataset``: hhh, helpsteer3, ultrafeedback, example, or a JSONL file of comparisons."""
 
     model_name: str = "Qwen/Qwen3.5-9B-Base"
     dataset: str = "hhh"
-    load_checkpoint_path: str | None = None
-    renderer_name: str | None = None
     learning_rate: float = 1e-5
     lr_schedule: LRSchedule = "linear"
     dpo_beta: float = 0.1
     max_length: int | None = 8192
     batch_size: int = 256
-    log_path: str | None = None
-    wandb_project: str | None = None
-    wandb_name: str | None = None
-    session_name: str | None = None
-    base_url: str | None = None
     reference_model_name: str | None = None
-    behavior_if_log_dir_exists: LogdirBehavior = "ask"
-    max_steps: int | None = None
     # Beyond the common set
     num_epochs: int = 1
-    lora_rank: int = 32
-    save_every: int = 20
     eval_every: int = 10
     seed: int | None = None
 

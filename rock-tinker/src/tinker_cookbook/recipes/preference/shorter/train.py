@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import chz
 
 from tinker_cookbook import renderers, tokenizer_utils
-from tinker_cookbook.cli_utils import LogdirBehavior
 from tinker_cookbook.preference.types import Comparison, PreferenceModel
 from tinker_cookbook.recipes import entry
+from tinker_cookbook.recipes.settings import RLSettings
 from tinker_cookbook.renderers import Message, get_text_content
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.preference_envs import PairwisePreferenceGroupBuilder, TournamentPattern
@@ -81,7 +81,7 @@ class ShorterDatasetBuilder(RLDatasetBuilder):
 
 
 @chz.chz
-class CLIConfig:
+class CLIConfig(RLSettings):
     """Settings of the recipe."""
 
     model_name: str = "Qwen/Qwen3.5-4B"
@@ -91,18 +91,8 @@ class CLIConfig:
     learning_rate: float = 3e-5
     max_tokens: int = 64
     eval_every: int = 5
-    log_path: str | None = None
-    wandb_project: str | None = None
-    wandb_name: str | None = None
-    session_name: str | None = None
-    behavior_if_log_dir_exists: LogdirBehavior = "ask"
-    max_steps: int | None = None
     # Beyond the common set
-    base_url: str | None = None
-    lora_rank: int = 32
-    save_every: int = 20
     compute_post_kl: bool = True
-    sampling_seed: int | None = None
 
 
 async def cli_main(cli: CLIConfig) -> None:
