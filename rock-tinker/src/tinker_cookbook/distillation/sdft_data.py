@@ -134,27 +134,8 @@ async def build_topk_distillation_datums(
     return useful, metrics
 
 
-async def build_reverse_kl_datums(
-    data_D: list[tinker.Datum],
-    metadata_D: Sequence[dict[str, int]],
-    teacher_client: tinker.SamplingClient,
-    teacher_prompts_P: Sequence[tinker.ModelInput],
-    topk: int,
-    max_context_length: int,
-    vocab_size: int | None = None,
-    skip_first_n_tokens: int = 3,
-) -> tuple[list[tinker.Datum], dict[str, float]]:
-    """The same data for ``reverse_kl_custom_loss``: weights are the teacher's probabilities."""
-    return await build_topk_distillation_datums(
-        data_D,
-        metadata_D,
-        teacher_client,
-        teacher_prompts_P,
-        topk,
-        max_context_length,
-        vocab_size,
-        skip_first_n_tokens,
-    )
+# ``reverse_kl_custom_loss`` reads the same data: their weights are the teacher's probabilities.
+build_reverse_kl_datums = build_topk_distillation_datums
 
 
 def reverse_kl_custom_loss(

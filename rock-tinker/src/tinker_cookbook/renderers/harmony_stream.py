@@ -19,15 +19,6 @@ _MARKERS = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|call|>", "<
 class HarmonyStreamingParser(StreamingParser):
     """Relies on markers being single tokens, as they are in harmony tokenizers."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._restart()
-
-    def reset(self) -> None:
-        """Ready for the next message."""
-        super().reset()
-        self._restart()
-
     def _restart(self) -> None:
         self._header = ""
         self._in_body = False

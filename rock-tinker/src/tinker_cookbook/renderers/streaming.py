@@ -84,6 +84,7 @@ class StreamingParser:
 
     def __post_init__(self) -> None:
         self._decoder = Utf8TokenDecoder(self.tokenizer)
+        self._restart()
 
     def feed(self, token: int) -> Iterator[MessageDelta]:
         """Deltas that this token completes. Tokens after the end of the message are kept for ``finish`` only."""
@@ -115,6 +116,10 @@ class StreamingParser:
         self._tokens = []
         self._started = self._ended = False
         self._decoder.reset()
+        self._restart()
+
+    def _restart(self) -> None:
+        """State of a family's own, as before the first token."""
 
     def _drain(self) -> Iterator[MessageDelta]:
         yield from self._text(self._decoder.flush(), last=True)
@@ -136,15 +141,6 @@ class ReasoningStreamingParser(StreamingParser):
     closing: str = "</think>"
     starts_in_thinking: bool = False
     trim: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._restart()
-
-    def reset(self) -> None:
-        """Ready for the next message."""
-        super().reset()
-        self._restart()
 
     def _restart(self) -> None:
         self._buffer = ""

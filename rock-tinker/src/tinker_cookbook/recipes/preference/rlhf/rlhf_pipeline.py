@@ -20,7 +20,7 @@ from tinker_cookbook.recipes.preference.hub_comparisons import comparison_builde
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.rl.preference_envs import PairwisePreferenceRLDatasetBuilder
 from tinker_cookbook.supervised import train as supervised_train
-from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
+from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig, SupervisedDatasetBuilder
 
 logger = logging.getLogger(__name__)
 
@@ -87,22 +87,28 @@ def _common(cli: CLIConfig) -> ChatDatasetBuilderCommonConfig:
     )
 
 
+async def _supervised_stage(
+    cli: CLIConfig, stage: str, builder: SupervisedDatasetBuilder, learning_rate: float
+) -> None:
+    config = entry.to_supervised_config(
+        cli,
+        builder,
+        _folder(cli, stage),
+        f"rlhf-{stage}",
+        model_name=cli.base_model,
+        learning_rate=learning_rate,
+        renderer_name=_renderer_name(cli),
+    )
+    await supervised_train.main(config)
+
+
 async def sft_stage(cli: CLIConfig) -> None:
     """Imitation of conversations."""
     chat = chat_sl.CLIConfig(
         model_name=cli.base_model, dataset=cli.sft_dataset, batch_size=cli.batch_size, max_length=cli.max_length
     )
     builder = chat_sl.get_dataset_builder(chat, _renderer_name(cli))
-    config = entry.to_supervised_config(
-        cli,
-        builder,
-        _folder(cli, "sft"),
-        "rlhf-sft",
-        model_name=cli.base_model,
-        learning_rate=cli.sft_learning_rate,
-        renderer_name=_renderer_name(cli),
-    )
-    await supervised_train.main(config)
+    await _supervised_stage(cli, "sft", builder, cli.sft_learning_rate)
 
 
 async def rm_stage(cli: CLIConfig) -> None:
@@ -110,16 +116,7 @@ async def rm_stage(cli: CLIConfig) -> None:
     builder = ChatDatasetBuilderFromComparisons(
         common_config=_common(cli), comparison_builder=comparison_builder(cli.comparisons)
     )
-    config = entry.to_supervised_config(
-        cli,
-        builder,
-        _folder(cli, "rm"),
-        "rlhf-rm",
-        model_name=cli.base_model,
-        learning_rate=cli.rm_learning_rate,
-        renderer_name=_renderer_name(cli),
-    )
-    await supervised_train.main(config)
+    await _supervised_stage(cli, "rm", builder, cli.rm_learning_rate)
 
 
 async def rl_stage(cli: CLIConfig) -> None:
