@@ -227,3 +227,39 @@ def test_runs_are_listed_with_their_status(tmp_path: Path) -> None:
     (folder / "checkpoints.jsonl").write_text('{"name": "final", "final": true}\n')
     shown = CliRunner().invoke(cli.main, ["runs", str(tmp_path), "--metric", "x"]).output
     assert "finished" in shown and "step 3" in shown and "x=0.5" in shown
+
+
+@pytest.mark.parametrize(
+    ("recipe", "wrong", "said"),
+    [
+        ("math_rl", "loss_fn=pppo", "loss_fn='pppo' is unknown"),
+        ("math_rl", "env=arithmetik", "env='arithmetik' is unknown; use one of arithmetic, gsm8k"),
+        ("guess_number", "group_size=0", "group_size=0 must be at least 1"),
+        ("chat_sl", "dataset=none.jsonl", "'none.jsonl' does not exist"),
+        ("search_tool", "corpus_path=none.jsonl", "none.jsonl cannot be read"),
+        ("prompt_distillation", "file_path=none.jsonl", "recipe prompt_distillation.create_data writes it"),
+        ("shorter", "renderer_name=qwen3_instrct", "did you mean 'qwen3_instruct'"),
+    ],
+)
+def test_what_cannot_work_ends_in_one_line_before_a_server_is_asked(
+    recipe: str, wrong: str, said: str, tmp_path: Path, universal_tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:9")
+    settings = {"model_name": universal_tokenizer_path, "renderer_name": "qwen3_instruct", "log_path": "run"}
+    name, value = wrong.split("=")
+    words = [f"{key}={text}" for key, text in {**settings, name: value}.items()]
+    module = RECIPES + cli.resolve_recipe(recipe)
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("refused: ") and said in done.stderr
+    assert not (tmp_path / "run" / "checkpoints.jsonl").exists()
+
+
+def test_rows_may_hold_every_separator_of_unicode(tmp_path: Path) -> None:
+    from tinker_cookbook.utils.file_utils import read_jsonl
+
+    row = {"text": "a\u2028b\u0085c\x1ed"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\r\n\n", encoding="utf-8", newline="")
+    assert read_jsonl(tmp_path / "rows.jsonl") == [row]

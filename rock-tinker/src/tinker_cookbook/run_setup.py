@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +15,8 @@ from tinker_cookbook.checkpoint_utils import CheckpointManager, CheckpointRecord
 from tinker_cookbook.utils import ml_log, trace
 from tinker_cookbook.utils.git_rev import recipe_user_metadata
 from tinker_cookbook.utils.session_naming import resolve_session_display_name
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ async def open_run(config: Any, *, seed: int | None, logged_config: Any | None =
     name = resolve_session_display_name(session_name=config.session_name, wandb_name=config.wandb_name)
     model_info.warn_if_renderer_not_recommended(config.model_name, config.renderer_name)
     metadata = recipe_user_metadata(config.recipe_name)
+    logger.info("server: %s", config.base_url or os.environ.get("TINKER_BASE_URL", "the default one of the SDK"))
     try:
         with tinker.ServiceClient(
             user_metadata=metadata, display_name=name, base_url=config.base_url

@@ -94,10 +94,10 @@ class Config:
     @chz.validate
     def _check(self) -> None:
         if self.topk < 0 or (self.reverse and self.topk == 0):
-            raise ValueError(f"topk={self.topk} must not be negative, and reverse=true needs topk > 0")
+            raise ConfigurationError(f"topk={self.topk} must not be negative, and reverse=true needs topk > 0")
         for field in ("{question}", "{golden_answer}"):
             if field not in self.demo_template:
-                raise ValueError(f"demo_template must contain {field}")
+                raise ConfigurationError(f"demo_template must contain {field}")
 
 
 class _QuestionBuilder(TaggedGroupBuilder):

@@ -109,7 +109,7 @@ class Config:
     @chz.validate
     def _check(self) -> None:
         if not self.dataset_configs:
-            raise ValueError("dataset_configs must name at least one dataset")
+            raise ConfigurationError("dataset_configs must name at least one dataset")
 
 
 async def teacher_clients(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import chz
 
+import tinker
 from tinker_cookbook import checkpoint_utils, cli_utils
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, DataError, RendererError
 from tinker_cookbook.rl import config as rl_config
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.supervised import train as supervised_train
@@ -22,24 +24,33 @@ from tinker_cookbook.utils.config_fields import shared_values
 from tinker_cookbook.utils.session_naming import slugify
 
 
+@contextlib.contextmanager
+def faults_in_one_line() -> Iterator[None]:
+    """A setting that cannot work, data that cannot be read and a server that does not answer end the program with one
+    line and exit code 1."""
+    try:
+        yield
+    except (ConfigurationError, DataError, RendererError) as error:
+        sys.exit(f"refused: {error}")
+    except tinker.APIConnectionError as error:
+        sys.exit(f"no answer from the server: {error} Start one (tinker-backend serve), and set TINKER_BASE_URL.")
+
+
 def run(main: Callable[[Any], Any]) -> None:
     """Parse ``key=value`` arguments into the configuration that ``main`` takes, and run it.
 
-    Unknown keys are refused with the nearest known one; ``--help`` lists all. A setting that cannot work ends the
-    program with one line and exit code 1.
+    Unknown keys are refused with the nearest known one; ``--help`` lists all.
     """
 
     def synchronous(config: Any) -> None:
-        try:
-            result = main(config)
-            if inspect.isawaitable(result):
-                asyncio.run(_wait(result))
-        except ConfigurationError as error:
-            sys.exit(f"refused: {error}")
+        result = main(config)
+        if inspect.isawaitable(result):
+            asyncio.run(_wait(result))
 
     parameter = next(iter(inspect.signature(main, eval_str=True).parameters.values()))
     synchronous.__annotations__["config"] = parameter.annotation
-    chz.nested_entrypoint(synchronous, allow_hyphens=True)
+    with faults_in_one_line():
+        chz.nested_entrypoint(synchronous, allow_hyphens=True)
 
 
 async def _wait(awaitable: Any) -> None:

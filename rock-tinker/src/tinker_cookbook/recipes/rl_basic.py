@@ -11,6 +11,7 @@ import sys
 import chz
 
 from tinker_cookbook import cli_utils, model_info
+from tinker_cookbook.recipes.entry import faults_in_one_line
 from tinker_cookbook.recipes.math_rl.math_env import MathDatasetBuilder
 from tinker_cookbook.rl import train
 
@@ -43,4 +44,5 @@ def main(config: train.Config) -> None:
 
 
 if __name__ == "__main__":
-    main(build_config_blueprint().make_from_argv(sys.argv[1:]))
+    with faults_in_one_line():
+        main(build_config_blueprint().make_from_argv(sys.argv[1:]))

@@ -7,7 +7,18 @@ from typing import Any
 import chz
 
 from tinker_cookbook.cli_utils import LogdirBehavior
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.advantages import AdvantageEstimator
+from tinker_cookbook.utils.config_fields import field_names
+
+_AT_LEAST_ONE = {
+    "batch_size", "group_size", "groups_per_batch", "train_group_size", "test_group_size", "deepmath_groups_per_batch",
+    "tulu3_groups_per_batch", "max_tokens", "max_length", "max_turns", "num_epochs", "num_substeps", "num_minibatches",
+}  # fmt: skip
+_NOT_NEGATIVE = {
+    "learning_rate", "temperature", "eval_temperature", "kl_penalty_coef", "max_steps", "save_every", "eval_every",
+    "lora_rank", "dpo_beta", "test_size", "num_test",
+}  # fmt: skip
 
 
 @chz.chz
@@ -24,6 +35,14 @@ class RunSettings:
     base_url: str | None = None
     behavior_if_log_dir_exists: LogdirBehavior = "ask"
     max_steps: int | None = None
+
+    @chz.validate
+    def _check_numbers(self) -> None:
+        for names, least in ((_AT_LEAST_ONE, 1), (_NOT_NEGATIVE, 0)):
+            for name in sorted(names & field_names(type(self))):
+                value = getattr(self, name)
+                if value is not None and value < least:
+                    raise ConfigurationError(f"{name}={value} must be at least {least}")
 
 
 @chz.chz

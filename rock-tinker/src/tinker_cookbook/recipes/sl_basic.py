@@ -12,6 +12,7 @@ import chz
 
 from tinker_cookbook import cli_utils, model_info
 from tinker_cookbook.recipes.chat_sl.chat_datasets import NoRobotsBuilder
+from tinker_cookbook.recipes.entry import faults_in_one_line
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
@@ -50,4 +51,5 @@ def main(config: train.Config) -> None:
 
 
 if __name__ == "__main__":
-    main(build_config_blueprint().make_from_argv(sys.argv[1:]))
+    with faults_in_one_line():
+        main(build_config_blueprint().make_from_argv(sys.argv[1:]))

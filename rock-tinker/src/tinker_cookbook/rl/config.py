@@ -9,6 +9,7 @@ import chz
 
 from tinker_cookbook.checkpoint_utils import DEFAULT_TTL_SECONDS
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluatorBuilder
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.advantages import AdvantageEstimator
 from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
 from tinker_cookbook.rl.rollout_strategy import RolloutStrategy, rollout_strategy_from_config
@@ -38,7 +39,7 @@ class AsyncConfig:
     @chz.validate
     def _check(self) -> None:
         if self.max_steps_off_policy < 0 or self.groups_per_batch < 1:
-            raise ValueError("async_config: max_steps_off_policy must be >= 0 and groups_per_batch >= 1")
+            raise ConfigurationError("async_config: max_steps_off_policy must be >= 0 and groups_per_batch >= 1")
 
 
 @chz.chz
@@ -52,7 +53,7 @@ class StreamMinibatchConfig:
     @chz.validate
     def _check(self) -> None:
         if self.num_minibatches < 1 or self.groups_per_batch % self.num_minibatches:
-            raise ValueError(
+            raise ConfigurationError(
                 f"stream_minibatch_config: groups_per_batch={self.groups_per_batch} must be a multiple of "
                 f"num_minibatches={self.num_minibatches}"
             )
@@ -119,15 +120,15 @@ class Config:
     @chz.validate
     def _check(self) -> None:
         if self.kl_penalty_coef > 0 and self.kl_reference_config is None:
-            raise ValueError("kl_penalty_coef > 0 needs kl_reference_config (for example the base model)")
+            raise ConfigurationError("kl_penalty_coef > 0 needs kl_reference_config (for example the base model)")
         if self.kl_discount_factor > 0 and self.training_loss_fn == "stable_reinforce":
-            raise ValueError("kl_discount_factor > 0 cannot be combined with loss_fn=stable_reinforce")
+            raise ConfigurationError("kl_discount_factor > 0 cannot be combined with loss_fn=stable_reinforce")
         if self.async_config is not None and self.stream_minibatch_config is not None:
-            raise ValueError("give async_config or stream_minibatch_config, not both")
+            raise ConfigurationError("give async_config or stream_minibatch_config, not both")
         if self.training_loss_fn not in LOSSES:
-            raise ValueError(f"loss_fn={self.training_loss_fn!r} is unknown; use one of {', '.join(LOSSES)}")
+            raise ConfigurationError(f"loss_fn={self.training_loss_fn!r} is unknown; use one of {', '.join(LOSSES)}")
         if self.num_substeps < 1:
-            raise ValueError(f"num_substeps={self.num_substeps} must be at least 1")
+            raise ConfigurationError(f"num_substeps={self.num_substeps} must be at least 1")
 
     @property
     def training_loss_fn(self) -> LossFnType:

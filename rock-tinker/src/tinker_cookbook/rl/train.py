@@ -83,10 +83,10 @@ async def run_loop(
     ``logged_config`` is written to the run's files instead of ``config``."""
     set_rollout_executor(rollout_executor)
     try:
+        dataset, test_dataset = await config.dataset_builder()  # bad data are refused before anything is opened
+        if config.num_epochs > 1:
+            dataset = EpochCycledRLDataset(dataset, config.num_epochs)
         async with open_run(config, seed=config.sampling_seed, logged_config=logged_config) as run:
-            dataset, test_dataset = await config.dataset_builder()
-            if config.num_epochs > 1:
-                dataset = EpochCycledRLDataset(dataset, config.num_epochs)
             end = len(dataset) if config.max_steps is None else min(len(dataset), config.max_steps)
             resume, store = run.resume, run.ml_logger.store
             start = resume.batch if resume is not None and resume.batch is not None else 0

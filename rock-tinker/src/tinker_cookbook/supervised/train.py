@@ -70,8 +70,8 @@ async def main(config: Config) -> None:
 
 async def run_supervised(config: Any, loop_class: type[SupervisedLoop]) -> None:
     """Set up clients, data and logging, and run a loop of this class."""
+    dataset, test_dataset = await asyncio.to_thread(config.dataset_builder)  # bad data are refused first
     async with open_run(config, seed=config.seed) as run:
-        dataset, test_dataset = await asyncio.to_thread(config.dataset_builder)
         tokenizer = run.training_client.get_tokenizer()
         evaluators = [build() for build in config.evaluator_builders]
         if test_dataset is not None:

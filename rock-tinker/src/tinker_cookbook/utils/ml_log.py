@@ -250,7 +250,10 @@ def setup_logging(
     ``TINKER_COOKBOOK_LOGGERS=tensorboard,mlflow`` adds those two.
     """
     folder = Path(log_dir).expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"log_path={str(log_dir)!r} cannot be made: {error}") from error
     if do_configure_logging_module:
         configure_logging_module(str(folder / "logs.log"))
     loggers: list[Logger] = [JsonLogger(folder), PrettyPrintLogger()]

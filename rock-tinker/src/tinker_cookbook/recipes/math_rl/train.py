@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import chz
 
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
-from tinker_cookbook.recipes.math_rl.math_env import MathDatasetBuilder
+from tinker_cookbook.recipes.math_rl.math_env import SOURCES, MathDatasetBuilder
 from tinker_cookbook.recipes.settings import RLSettings
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.types import RLDatasetBuilder
@@ -42,6 +43,8 @@ def get_dataset_builder(cli: CLIConfig, renderer_name: str) -> RLDatasetBuilder:
             seed=cli.seed,
             largest=cli.largest,
         )
+    if cli.env not in SOURCES:
+        raise ConfigurationError(f"env={cli.env!r} is unknown; use one of arithmetic, {', '.join(SOURCES)}")
     return MathDatasetBuilder(
         dataset=cli.env,
         batch_size=cli.groups_per_batch,

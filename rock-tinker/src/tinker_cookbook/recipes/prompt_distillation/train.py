@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import chz
 
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.prompt_distillation.create_data import DEFAULT_OUTPUT_FILE
 from tinker_cookbook.recipes.settings import TrainingSettings
@@ -34,6 +37,10 @@ class CLIConfig(TrainingSettings):
 
 async def cli_main(cli: CLIConfig) -> None:
     """Run the recipe."""
+    if not Path(cli.file_path).expanduser().is_file():
+        raise ConfigurationError(
+            f"file_path={cli.file_path!r} does not exist; recipe prompt_distillation.create_data writes it"
+        )
     name = await entry.renderer_name(cli)
     log_path = entry.run_folder(cli, "prompt-distillation", cli.learning_rate)
     common = ChatDatasetBuilderCommonConfig(
