@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tinker_backend.runtime.roles import RunSpec
+from tinker_backend.runtime.roles import OptimParams, RunSpec, RuntimeFault
 
 Reply = Callable[[Any], None]
 """Takes a result, or a RuntimeFault."""
@@ -30,3 +30,19 @@ class Call:
             return {request.run_id for request in self.params["batch"]}
         run = self.params.get("run")
         return {run.run_id if isinstance(run, RunSpec) else str(self.params.get("run_id"))}
+
+
+def trainer_call(trainer: Any, method: str, params: dict[str, Any]) -> Any:
+    """Calls the method of a Trainer that a call names. Raises RuntimeFault (server) for a method that is none."""
+    if method == "create":
+        return trainer.create(params["run"])
+    if method == "optim_step":
+        given = params["params"]
+        return trainer.optim_step(params["run_id"], given if isinstance(given, OptimParams) else OptimParams(**given))
+    if method == "save":
+        return trainer.save(params["run_id"], params["path"], params["kind"])
+    if method == "load":
+        return trainer.load(params["run"], params["path"], params["optimizer"])
+    if method == "drop_run":
+        return trainer.drop(params["run_id"])
+    raise RuntimeFault(f"method {method!r} is unknown", "server")

@@ -16,8 +16,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from tinker_backend.runtime.base_model import BaseModel
-from tinker_backend.runtime.calls import Call
-from tinker_backend.runtime.roles import LossRequest, LossResult, OptimParams, RuntimeFault, SampleRequest
+from tinker_backend.runtime.calls import Call, trainer_call
+from tinker_backend.runtime.roles import LossRequest, LossResult, RuntimeFault, SampleRequest
 from tinker_backend.runtime.torch_sampler import TorchSampler
 from tinker_backend.runtime.torch_trainer import Steps, TorchTrainer
 from tinker_backend.runtime.weight_files import weights_info
@@ -207,20 +207,6 @@ class Engine:
             at += count
 
     def _training_call(self, method: str, params: dict[str, Any]) -> Any:
-        trainer = self.trainer
-        if method == "create":
-            return trainer.create(params["run"])
-        if method == "optim_step":
-            given = params["params"]
-            return trainer.optim_step(
-                params["run_id"], given if isinstance(given, OptimParams) else OptimParams(**given)
-            )
-        if method == "save":
-            return trainer.save(params["run_id"], params["path"], params["kind"])
-        if method == "load":
-            return trainer.load(params["run"], params["path"], params["optimizer"])
-        if method == "drop_run":
-            return trainer.drop(params["run_id"])
         if method == "publish":
-            return self.sampler.publish(trainer.run(params["run_id"]), params["version"])
-        raise RuntimeFault(f"method {method!r} is unknown", "server")
+            return self.sampler.publish(self.trainer.run(params["run_id"]), params["version"])
+        return trainer_call(self.trainer, method, params)

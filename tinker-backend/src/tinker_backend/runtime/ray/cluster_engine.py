@@ -14,12 +14,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tinker_backend.runtime.calls import Call, Reply
+from tinker_backend.runtime.calls import Call, Reply, trainer_call
 from tinker_backend.runtime.ray.ray_cluster import ActorLost
 from tinker_backend.runtime.ray.samplers import ClusterSampler
 from tinker_backend.runtime.ray.turns import Turns
 from tinker_backend.runtime.ray.weight_sync import ExchangeFolder
-from tinker_backend.runtime.roles import LossRequest, LossResult, OptimParams, RuntimeFault, SampleRequest, SampleResult
+from tinker_backend.runtime.roles import LossRequest, LossResult, RuntimeFault, SampleRequest, SampleResult
 from tinker_backend.runtime.weight_files import read_manifest, weights_info
 
 log = logging.getLogger(__name__)
@@ -150,22 +150,9 @@ class ClusterEngine:
 
     def _training_call(self, method: str, params: dict[str, Any]) -> Any:
         trainer = self._trainer()
-        if method == "create":
-            return trainer.create(params["run"])
-        if method == "optim_step":
-            given = params["params"]
-            return trainer.optim_step(
-                params["run_id"], given if isinstance(given, OptimParams) else OptimParams(**given)
-            )
-        if method == "save":
-            return trainer.save(params["run_id"], params["path"], params["kind"])
-        if method == "load":
-            return trainer.load(params["run"], params["path"], params["optimizer"])
-        if method == "drop_run":
-            return trainer.drop(params["run_id"])
         if method == "score":
             return trainer.score(params["request"], params["path"])
-        raise RuntimeFault(f"method {method!r} is unknown", "server")
+        return trainer_call(trainer, method, params)
 
     def _publish(self, run_id: str, version: str) -> None:
         trainer = self._trainer()
