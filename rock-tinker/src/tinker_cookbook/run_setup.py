@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import tinker
 from tinker_cookbook import checkpoint_utils, model_info
@@ -30,6 +33,22 @@ class OpenRun:
     resume: CheckpointRecord | None
 
 
+def _warn_when_nothing_listens(url: str | None) -> None:
+    """The SDK tries for minutes in silence, since a server may still be starting."""
+    parts = urlsplit(url or "")
+    if parts.hostname is None:
+        return
+    try:
+        socket.create_connection((parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)), 3).close()
+    except OSError as error:
+        logger.warning(
+            "nothing listens at %s (%s); trying on for some minutes. tinker-backend serve starts a server, and "
+            "base_url or TINKER_BASE_URL names it",
+            url,
+            error,
+        )
+
+
 @contextlib.asynccontextmanager
 async def open_run(config: Any, *, seed: int | None, logged_config: Any | None = None) -> AsyncIterator[OpenRun]:
     """Open the run that a training configuration describes, and close its session and its files at the end.
@@ -45,7 +64,7 @@ async def open_run(config: Any, *, seed: int | None, logged_config: Any | None =
     name = resolve_session_display_name(session_name=config.session_name, wandb_name=config.wandb_name)
     model_info.warn_if_renderer_not_recommended(config.model_name, config.renderer_name)
     metadata = recipe_user_metadata(config.recipe_name)
-    logger.info("server: %s", config.base_url or os.environ.get("TINKER_BASE_URL", "the default one of the SDK"))
+    await asyncio.to_thread(_warn_when_nothing_listens, config.base_url or os.environ.get("TINKER_BASE_URL"))
     try:
         with tinker.ServiceClient(
             user_metadata=metadata, display_name=name, base_url=config.base_url
