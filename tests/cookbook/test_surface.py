@@ -184,6 +184,15 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_groups_to_log": 4,
         "rollout_json_export": True,
         "num_epochs": 1,
+        "kl_discount_factor": 0.0,
+        "kl_reference_config": None,
+        "loss_fn_config": None,
+        "rollout_error_tolerance": False,
+        "async_config": None,
+        "stream_minibatch_config": None,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.95,
+        "adam_eps": 1e-8,
     },
     "supervised.train:Config": {
         "learning_rate": 1e-4,
@@ -194,23 +203,20 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "eval_every": 10,
         "infrequent_eval_every": 100,
         "ttl_seconds": 604800,
+        "rolling_save_every": 0,
+        "rolling_ttl_seconds": 7200,
+        "save_every_tokens": None,
+        "save_every_seconds": None,
+        "async_periodic_saves": False,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.95,
+        "adam_eps": 1e-8,
         "submit_ahead": 1,
     },
     "preference.train_dpo:Config": {"learning_rate": 1e-5, "dpo_beta": 0.1, "lora_rank": 32},
-    "recipes.math_rl.train:CLIConfig": {
-        "env": "arithmetic",
-        "group_size": 4,
-        "groups_per_batch": 100,
-        "learning_rate": 1e-5,
-        "max_tokens": 5,
-    },
-    "recipes.chat_sl.train:CLIConfig": {
-        "dataset": "no_robots",
-        "batch_size": 256,
-        "max_length": 16384,
-        "eval_every": 20,
-    },
-    "recipes.sdft.train:CLIConfig": {"topk": 20, "learning_rate": 2e-5, "lora_rank": 128, "groups_per_batch": 32},
+    "distillation.sdft:Config": {"topk": 20, "reverse": False, "teacher_sync_every": None, "skip_first_n_tokens": 3},
+    "distillation.train_on_policy:Config": {"kl_penalty_coef": 1.0, "kl_discount_factor": 0.0},
+    "distillation.train_off_policy:Config": {"n_teacher_targets": 20},
 }
 
 
@@ -219,3 +225,26 @@ def test_defaults_are_the_documented_ones(path: str) -> None:
     module, name = path.split(":")
     fields = getattr(importlib.import_module(f"tinker_cookbook.{module}"), name).__chz_fields__
     assert {key: fields[key]._default for key in DEFAULTS[path]} == DEFAULTS[path]
+
+
+def test_the_parameters_of_the_library_have_their_documented_defaults() -> None:
+    from tinker_cookbook import checkpoint_utils
+    from tinker_cookbook.rl.problem_env import ProblemEnv
+    from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits, TerminationRewardPolicy
+    from tinker_cookbook.rl.rollout_presets import agentic, simple
+    from tinker_cookbook.rl.rollout_strategy import MinViableGroup, RetryOnFailure
+    from tinker_cookbook.supervised.data import conversation_to_datum
+
+    def default(function: Any, name: str) -> Any:
+        return inspect.signature(function).parameters[name].default
+
+    assert default(ProblemEnv.__init__, "format_coef") == 0.1
+    assert default(checkpoint_utils.get_last_checkpoint, "required_key") == "state_path"
+    assert default(conversation_to_datum, "reduction") == "mean"
+    assert default(renderers.Renderer.build_supervised_example, "train_on_what") == TrainOnWhat.LAST_ASSISTANT_MESSAGE
+    assert RetryOnFailure().max_retries == 3 and MinViableGroup().min_successful is None  # three quarters, rounded up
+    assert (simple().limits, simple().parse_errors) == (RolloutLimits(), ParseErrorPolicy())
+    chosen = agentic()
+    assert chosen.limits == RolloutLimits(max_turns=10, max_trajectory_tokens=65536, max_tool_calls=30)
+    assert chosen.parse_errors.max_consecutive == 2 and chosen.tool_execution == "sequential"
+    assert chosen.termination == TerminationRewardPolicy(zero_reward_on_limit=True, grader_timeout_seconds=900.0)
