@@ -18,17 +18,30 @@ setup_runtime() {
   if [ ! -x "$TASK/runtime-venv/bin/python" ]; then
     "$UV" venv --quiet --system-site-packages --python "$python" "$TASK/runtime-venv"
   fi
+  inherit_environment "$python" "$TASK/runtime-venv"
   "$python" "$QS/runtime_environment.py" --uv "$UV" --image-python "$python" --venv "$TASK/runtime-venv" \
     --requirements "$roll/requirements_tinker.txt" --source "$ROCK/tinker-backend" "${check[@]}" ||
     stop "the GPU environment is not usable; see the message above"
   say "GPU environment ready: $TASK/runtime-venv/setup-public-runtime.json"
 }
 
-# image_python: the first Python on PATH that has torch.
+# image_python: the first Python on PATH that has torch. One of a virtual environment keeps its name, which is what makes it one.
 image_python() {
   local candidate
   for candidate in ${TINKER_RUNTIME_PYTHON:-} python3 python; do
-    if "$candidate" -c 'import torch' >/dev/null 2>&1; then real_python "$candidate" && return; fi
+    if "$candidate" -c 'import torch' >/dev/null 2>&1; then
+      "$candidate" -c 'import os, sys; print(sys.executable if sys.prefix != sys.base_prefix else os.path.realpath(sys.executable))'
+      return
+    fi
   done
   return 1
+}
+
+# inherit_environment PYTHON VENV: packages of an image that keeps them in a virtual environment, behind those of VENV.
+inherit_environment() {
+  local folder
+  folder=$("$1" -c 'import sys, sysconfig; print(sysconfig.get_path("purelib") if sys.prefix != sys.base_prefix else "")')
+  if [ -n "$folder" ]; then
+    printf '%s\n' "$folder" >"$("$2/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/image.pth"
+  fi
 }

@@ -148,6 +148,10 @@ def test_memory_is_estimated_from_the_models_folder(tmp_path: Path) -> None:
     assert "GiB when all weights are trained" in train and "weights 7.5 GiB" in infer
     (short,) = memory_lines(config_of())
     assert "no estimate" in short
+    # The sizes of what the quick start names are known before it is downloaded.
+    train, infer = memory_lines(config_of(pretrain="Qwen/Qwen3-4B-Instruct-2507"))
+    assert "GiB with one adapter of rank 128" in train and "weights 7.5 GiB" in infer
+    assert "no estimate" in memory_lines(config_of(pretrain="Qwen/Qwen3-4Bit"))[0]
     tight = memory_lines(config_of(pretrain=str(model)), gpu_gib=14)
     assert "would not hold one sequence" in tight[-1]
 

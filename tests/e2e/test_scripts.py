@@ -6,12 +6,15 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
 
+QS = Path(__file__).parents[2] / "examples" / "tinker_quick_start"
 LOCAL = ["--profile", "local", "--task-id", "demo__task-1"]
 needs_harbor = pytest.mark.skipif(
     "ROCK_HARBOR_PYTHON" not in os.environ, reason="needs the Harbor environment (ROCK_HARBOR_PYTHON)"
@@ -299,3 +302,17 @@ def test_a_taken_port_is_named_with_the_setting_that_changes_it(run_script, work
         done = run_script("serve.sh", "admin")
     assert done.returncode == 2
     assert f"port {port} of 127.0.0.1 is taken" in done.stderr and "admin.port" in done.stderr
+
+
+def test_the_gpu_environment_inherits_an_image_whose_python_is_an_environment_itself(tmp_path):
+    image, venv = tmp_path / "image", tmp_path / "runtime-venv"
+    for folder in (image, venv):
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (packages,) = image.glob("lib/python*/site-packages")
+    (packages / "torch.py").write_text("")
+    script = f"cd {QS}; source checks.sh; source setup_runtime.sh; python=$(image_python); echo $python; inherit_environment $python {venv}"
+    environment = {**os.environ, "TINKER_RUNTIME_PYTHON": str(image / "bin" / "python")}
+    done = subprocess.run(["bash", "-ec", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(image / "bin" / "python")
+    seen = [str(venv / "bin" / "python"), "-c", "import torch; print(torch.__file__)"]
+    assert subprocess.run(seen, capture_output=True, text=True).stdout.strip() == str(packages / "torch.py")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +75,12 @@ QWEN3_4B = ModelShape("4B", 36, 2560, 32, 8, 128, 9728, 151936, True)
 QWEN3_32B = ModelShape("32B", 64, 5120, 64, 8, 128, 25600, 151936, False)
 QWEN3_235B = ModelShape("235B-A22B", 94, 4096, 64, 4, 128, 1536, 151936, False, 128, 8)
 PRESETS = {shape.name: shape for shape in (QWEN3_4B, QWEN3_32B, QWEN3_235B)}
+
+
+def known_shape(hub_id: str) -> ModelShape | None:
+    """The shape of a Qwen3 model out of its hub id (``Qwen/Qwen3-4B-Instruct-2507``); None for any other."""
+    named = re.match(r"qwen3-(\d+b(?:-a\d+b)?)(?![\w.])", hub_id.rsplit("/", 1)[-1], re.IGNORECASE)
+    return PRESETS.get(named[1].upper()) if named else None
 
 
 def read_shape(folder: Path) -> ModelShape:

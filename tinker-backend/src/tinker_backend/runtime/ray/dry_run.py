@@ -11,7 +11,7 @@ from tinker_backend.engine_rules import has_trainer, is_cluster, options, strate
 from tinker_backend.runtime.ray.placement import place
 from tinker_backend.runtime.ray.versions import installed, problems
 from tinker_backend.scaling.estimate import GIB, SampleKnobs, TrainKnobs, sample_memory, train_memory
-from tinker_backend.scaling.model_shape import ModelShape, read_shape
+from tinker_backend.scaling.model_shape import ModelShape, known_shape, read_shape
 
 Finding = tuple[bool, str]
 """Whether it is well, and a sentence."""
@@ -92,4 +92,4 @@ def _shape(config: EngineConfig) -> ModelShape | None:
     try:
         return read_shape(Path(config.pretrain))
     except (OSError, KeyError, ValueError):
-        return None
+        return known_shape(config.pretrain)
