@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tinker_backend.runtime.ray.batch_gate import BatchGate
+from tinker_backend.runtime.ray.own_folder import OwnFolder
 from tinker_backend.runtime.ray.turns import Turns
 from tinker_backend.runtime.ray.weight_sync import MARKER, ExchangeFolder, wait_stable
 from tinker_backend.runtime.roles import RuntimeFault, SavedWeights
@@ -136,6 +138,22 @@ def test_a_version_is_a_new_folder_with_a_marker_and_goes_when_dropped(tmp_path:
     assert exchange.publish("v", save, "sampler") != first
     exchange.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_of_killed_processes_are_removed_and_those_of_living_ones_are_not(tmp_path: Path) -> None:
+    living, dead, young = (OwnFolder(tmp_path, "stem") for _ in range(3))
+    for folder in (dead, young):
+        os.close(folder._lock)
+        folder._lock = -1
+    for folder in (living, dead):
+        os.utime(folder.path / ".lock", (0, 0))
+    (tmp_path / "stem-others").mkdir()
+    third = OwnFolder(tmp_path, "stem")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {living.path.name, young.path.name, third.path.name, "stem-others"}
+    third.remove()
+    third.remove()
+    assert not third.path.exists()
 
 
 def test_all_weights_arrive_in_order_at_every_worker(tiny_models: Any) -> None:

@@ -6,8 +6,8 @@ import contextlib
 import logging
 import os
 import socket
-import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -16,6 +16,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tinker_backend.config import ClusterSection
+from tinker_backend.runtime.ray.own_folder import OwnFolder
 from tinker_backend.runtime.ray.placement import Placement, Seat
 from tinker_backend.runtime.roles import RuntimeFault
 
@@ -33,7 +34,7 @@ class RayCluster:
 
     def __init__(self, config: ClusterSection, placement: Placement) -> None:
         self.config, self.placement = config, placement
-        self._own_folder: tempfile.TemporaryDirectory[str] | None = None
+        self._own_folder: OwnFolder | None = None
         self._group: PlacementGroup | None = None
 
     def open(self) -> None:
@@ -61,15 +62,17 @@ class RayCluster:
     def _start_ray(self, common: dict[str, Any]) -> None:
         # An actor that is killed must not leave vLLM's processes behind, which would keep their GPU memory.
         os.environ.setdefault("RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper", "true")
+        # Ray's processes, and with them this one, end so many seconds after its head; only then can all start anew.
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
         folder = self.config.temporary_folder
         if folder is None:
-            self._own_folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
+            self._own_folder = OwnFolder(Path("/tmp"), "tinker-ray")
         wanted = sum(bundle["CPU"] for bundle in self.placement.bundles())
         ray.init(
             num_cpus=self.config.cpus or int(wanted),
             include_dashboard=False,
             object_store_memory=self.config.object_store_bytes or (None if self.placement.on_gpus else _SMALL_STORE),
-            _temp_dir=str(folder or self._own_folder.name),  # type: ignore[union-attr]
+            _temp_dir=str(folder or self._own_folder.path),  # type: ignore[union-attr]
             _node_ip_address="127.0.0.1" if self.placement.nodes == 1 else None,
             **common,
         )
@@ -99,7 +102,7 @@ class RayCluster:
         with contextlib.suppress(Exception):
             ray.shutdown()
         if self._own_folder is not None:
-            self._own_folder.cleanup()
+            self._own_folder.remove()
 
     def actor(
         self, cls: type[Any], seat: Seat, *arguments: Any, variables: dict[str, str] | None = None, concurrency: int = 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import queue
 import threading
 import time
 import zlib
@@ -68,6 +69,8 @@ class VllmSampler:
         self._lock = threading.RLock()
         self._parked: list[_Pending] = []
         self._closed = threading.Event()
+        self._answers: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        """What Ray's threads bring: one that called Ray itself, as a lost replica asks for, would wait for itself."""
         self.broken: str | None = None
         """Why no replica can be started any more."""
 
@@ -82,6 +85,7 @@ class VllmSampler:
         for replica in self._replicas:
             replica.up = True
         threading.Thread(target=self._watch, name="replica-watch", daemon=True).start()
+        threading.Thread(target=self._take_answers, name="replica-answers", daemon=True).start()
         log.info("%d replicas are up after %.1f s", len(seats), time.monotonic() - started)
 
     def _start(self, number: int) -> Any:
@@ -95,11 +99,14 @@ class VllmSampler:
             gigabytes = str(self.settings.cpu_cache_gigabytes)
             variables |= {"VLLM_CPU_KVCACHE_SPACE": gigabytes, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
             variables["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+            # The engine's own process may be the worker, too, and a first sample need not wait for a C++ compiler.
+            variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1"}
         return self.cluster.actor(VllmReplica, seat, self.settings, variables=variables, concurrency=_CONCURRENCY)
 
     def close(self) -> None:
         """Ends all replicas."""
         self._closed.set()
+        self._answers.put(None)
         for replica in self._replicas:
             if replica.up:
                 replica.actor.close.remote()
@@ -235,7 +242,16 @@ class VllmSampler:
             reference = replica.actor.sample.remote(pending.request, pending.version, pending.max_tokens)
             generation = replica.generation
         future: Future[Any] = reference.future()
-        future.add_done_callback(lambda done: self._answered(pending, number, generation, done))
+        future.add_done_callback(
+            lambda done: self._answers.put(lambda: self._answered(pending, number, generation, done))
+        )
+
+    def _take_answers(self) -> None:
+        while (answer := self._answers.get()) is not None:
+            try:
+                answer()
+            except Exception:
+                log.exception("an answer could not be handed on")
 
     def _route(self, pending: _Pending) -> int | None:
         """The replica that has probably cached the prefix, unless it is much busier than another."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tinker_backend.runtime.ray.own_folder import OwnFolder
 from tinker_backend.runtime.roles import RuntimeFault, SavedWeights, SaveKind
 
 log = logging.getLogger(__name__)
@@ -28,8 +29,8 @@ class ExchangeFolder:
     def __init__(self, root: Path | None) -> None:
         memory = Path("/dev/shm")
         parent = root or (memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir()))
-        parent.mkdir(parents=True, exist_ok=True)
-        self.folder = Path(tempfile.mkdtemp(prefix="tinker-weights-", dir=parent))
+        self._own = OwnFolder(parent, "tinker-weights")
+        self.folder = self._own.path
         self._count = 0
         self._held: dict[str, Path] = {}
 
@@ -65,7 +66,7 @@ class ExchangeFolder:
 
     def close(self) -> None:
         """Removes everything."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._own.remove()
 
 
 def wait_stable(path: Path, seconds: float) -> None:
