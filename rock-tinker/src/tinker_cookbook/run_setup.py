@@ -13,8 +13,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import tinker
-from tinker_cookbook import checkpoint_utils, model_info
+from tinker_cookbook import checkpoint_utils, model_info, tokenizer_utils
 from tinker_cookbook.checkpoint_utils import CheckpointManager, CheckpointRecord
+from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.utils import ml_log, trace
 from tinker_cookbook.utils.git_rev import recipe_user_metadata
 from tinker_cookbook.utils.session_naming import resolve_session_display_name
@@ -31,6 +32,7 @@ class OpenRun:
     ml_logger: ml_log.Logger
     checkpoints: CheckpointManager
     resume: CheckpointRecord | None
+    tokenizer: Tokenizer
 
 
 def _warn_when_nothing_listens(url: str | None) -> None:
@@ -89,7 +91,9 @@ async def open_run(config: Any, *, seed: int | None, logged_config: Any | None =
                 rolling_ttl_seconds=config.rolling_ttl_seconds,
                 store=ml_logger.store,
             )
-            yield OpenRun(service_client, training_client, ml_logger, checkpoints, resume)
+            local = tokenizer_utils.find_local_folder(config.model_name) is not None
+            tokenizer = tokenizer_utils.get_tokenizer(config.model_name) if local else training_client.get_tokenizer()
+            yield OpenRun(service_client, training_client, ml_logger, checkpoints, resume, tokenizer)
     finally:
         trace.trace_shutdown()
         ml_logger.close()

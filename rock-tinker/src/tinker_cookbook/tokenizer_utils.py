@@ -7,9 +7,11 @@ Local folders are the name itself as a path, and ``<name>`` or its last part bel
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tinker_cookbook.exceptions import ConfigurationError
@@ -74,6 +76,20 @@ def find_local_folder(model_name: str) -> str | None:
     return base if os.path.isdir(base) else None
 
 
+def _is_generic(folder: str) -> bool:
+    """Whether ``tokenizer.json`` is all there is to a tokenizer. ``AutoTokenizer`` would give the same object, and
+    import torch (three seconds, hundreds of megabytes) to find out."""
+    path = os.path.join(folder, "tokenizer_config.json")
+    if not os.path.isfile(path) or not os.path.isfile(os.path.join(folder, "tokenizer.json")):
+        return False
+    try:
+        config = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError:
+        return False  # AutoTokenizer says what is wrong
+    generic = ("PreTrainedTokenizerFast", "TokenizersBackend")
+    return isinstance(config, dict) and config.get("tokenizer_class") in generic and "auto_map" not in config
+
+
 @functools.cache
 def _load(model_name: str) -> Any:
     if model_name in _registry:
@@ -82,8 +98,6 @@ def _load(model_name: str) -> Any:
     if base in _registry:
         return _registry[base]()
     folder = find_local_folder(model_name)
-    from transformers import AutoTokenizer
-
     base = folder or base
     if folder is None:
         for pattern, replacement in _UNGATED:
@@ -91,10 +105,19 @@ def _load(model_name: str) -> Any:
                 base = replacement
     trust = base.startswith("moonshotai/")
     try:
+        if folder is not None and _is_generic(folder):
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(folder)
+        from transformers import AutoTokenizer
+
         return AutoTokenizer.from_pretrained(base, use_fast=True, trust_remote_code=trust)
-    except (OSError, ValueError) as error:
+    except ImportError:
+        raise
+    except Exception as error:  # transformers and tokenizers raise many kinds
+        why = (str(error).splitlines() or [repr(error)])[0]
         raise ConfigurationError(
-            f"model_name={model_name!r}: no tokenizer found ({str(error).splitlines()[0]}). Give a folder that holds "
+            f"model_name={model_name!r}: no tokenizer found ({why}). Give a folder that holds "
             "tokenizer.json, run where ./<org>/<name>/ is such a folder, or call register_tokenizer()."
         ) from error
 

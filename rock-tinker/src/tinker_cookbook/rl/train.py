@@ -104,7 +104,7 @@ async def run_loop(
                 _evaluators(config, test_dataset),
                 dataset,
                 run.ml_logger,
-                run.training_client.get_tokenizer(),
+                run.tokenizer,
                 **extra,
             )
             if resume is not None and store is not None:

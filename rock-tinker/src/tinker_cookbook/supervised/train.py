@@ -72,10 +72,9 @@ async def run_supervised(config: Any, loop_class: type[SupervisedLoop]) -> None:
     """Set up clients, data and logging, and run a loop of this class."""
     dataset, test_dataset = await asyncio.to_thread(config.dataset_builder)  # bad data are refused first
     async with open_run(config, seed=config.seed) as run:
-        tokenizer = run.training_client.get_tokenizer()
         evaluators = [build() for build in config.evaluator_builders]
         if test_dataset is not None:
-            evaluators.append(NLLEvaluator.from_dataset(test_dataset, "test", tokenizer))
+            evaluators.append(NLLEvaluator.from_dataset(test_dataset, "test", run.tokenizer))
         loop = loop_class(
             LoopSettings.from_config(config),
             run.training_client,
@@ -84,7 +83,7 @@ async def run_supervised(config: Any, loop_class: type[SupervisedLoop]) -> None:
             evaluators,
             [build() for build in config.infrequent_evaluator_builders],
             run.ml_logger,
-            tokenizer,
+            run.tokenizer,
         )
         await loop.setup(run.service_client, config, run.resume)
         await loop.run(run.resume)

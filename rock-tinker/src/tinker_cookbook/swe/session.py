@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import tinker
+from tinker_cookbook import tokenizer_utils
 from tinker_cookbook.launch import ServerJob
 from tinker_cookbook.swe.budget import Deadline
 from tinker_cookbook.swe.chat_format import ChatFormat
@@ -102,11 +103,9 @@ def load_tokenizer(source: str) -> Any:
         SettingError: transformers is missing, or nothing is found there.
     """
     try:
-        from transformers import AutoTokenizer
+        return tokenizer_utils.get_tokenizer(source)
     except ImportError as error:
         raise SettingError("transformers is not installed; pip install 'rock-tinker[cookbook]'") from error
-    try:
-        return AutoTokenizer.from_pretrained(source)
     except Exception as error:  # transformers raises many kinds
         raise SettingError(
             f"the tokenizer of {source!r} (pretrain in engine.yaml) cannot be loaded: {error}; give a model folder"
