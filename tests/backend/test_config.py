@@ -23,6 +23,10 @@ def test_defaults_are_those_of_the_embedded_mode(tmp_path: Path) -> None:
     assert (config.backend.host, config.backend.port) == ("127.0.0.1", 19210)
     assert config.checkpoints.folder == tmp_path / "checkpoints"
     assert config.ledger_url == f"sqlite:///{tmp_path / 'ledger.db'}"
+    beside = RuntimeConfig.load(write(tmp_path, "ledger: {url: 'sqlite:///state/tinker.db'}"))
+    assert beside.ledger_url == f"sqlite:///{tmp_path / 'state/tinker.db'}"
+    elsewhere = RuntimeConfig.load(write(tmp_path, "ledger: {url: 'sqlite:////var/lib/tinker.db'}"))
+    assert elsewhere.ledger_url == "sqlite:////var/lib/tinker.db"
     engine = EngineConfig.load(write(tmp_path, "pretrain: some/model"))
     assert engine.actor_train.strategy_args.strategy_name == "torch" and engine.sequence_length == 4096
 
@@ -37,6 +41,12 @@ def test_defaults_are_those_of_the_embedded_mode(tmp_path: Path) -> None:
         ("- a list", ["mapping"]),
         ("backend: [", ["YAML"]),
         ("logs: {level: loud}", ["logs.level", "loud"]),
+        (
+            "ledger: {url: 'mysql://root@localhost/x'}",
+            ["ledger.url", "mysql://", "postgresql+psycopg://", "sqlite:///"],
+        ),
+        ("ledger: {url: 'sqlite://'}", ["ledger.url", "memory"]),
+        ("ledger: {url: /var/lib/ledger.db}", ["ledger.url", "/var/lib/ledger.db", "sqlite:///FILE"]),
     ],
 )
 def test_a_bad_server_file_is_refused_by_name(tmp_path: Path, text: str, words: list[str]) -> None:

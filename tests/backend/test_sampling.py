@@ -132,6 +132,26 @@ def test_completions_are_reported_by_cursor(wire: Any) -> None:
     assert arrived[0]["completions"][0]["state"] == "finished"
 
 
+def test_completions_go_on_after_the_server_was_killed(make_backend: Any, new_wire: Any) -> None:
+    backend = make_backend()
+    wire = new_wire(backend.url)
+    sampler = open_sampler(wire)
+    body = {"sampling_session_id": sampler, "prompt": PROMPT}
+    poll = {"target": {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": 0}}
+    promises = [wire.post("asample", **body, seq_id=i) for i in range(3)]
+    for promise in promises[:2]:
+        wire.result(promise)
+    cursor = wire.post("retrieve_futures", **poll, prev_cursor=0)["cursor"]
+    wire.result(promises[2])
+    backend.kill()
+    backend.start()
+    last = wire.post("asample", **body, seq_id=3)
+    wire.result(last)
+    seen = wire.post("retrieve_futures", **poll, prev_cursor=cursor)
+    assert {promises[2]["request_id"], last["request_id"]} <= {c["request_id"] for c in seen["completions"]}
+    assert wire.post("retrieve_futures", **poll, prev_cursor=seen["cursor"], timeout=0)["completions"] == []
+
+
 def test_more_samples_than_the_limit_are_put_off_with_429(make_backend: Any, new_wire: Any) -> None:
     backend = make_backend({"sample_seconds": 0.5}, limits={"pending_samples": 3})
     wire = new_wire(backend.url)

@@ -63,7 +63,30 @@ class LedgerSection(Section):
     """Where the durable record of sessions, runs and operations is kept."""
 
     url: str | None = None
-    """An SQLAlchemy URL; None: the SQLite file ``ledger.db`` beside the checkpoint folder; ``memory``: nothing survives."""
+    """``sqlite:///FILE`` or a PostgreSQL URL; None: the SQLite file ``ledger.db`` beside the checkpoint folder;
+    ``memory``: nothing survives."""
+    fsync: bool = False
+    """Whether every commit waits for the disk. Without it accepted work survives the death of any process, and a power
+    cut may take the last moments; with it a power cut takes nothing. For SQLite; PostgreSQL has settings of its own."""
+
+    @field_validator("url")
+    @classmethod
+    def _known_database(cls, url: str | None) -> str | None:
+        scheme, _, rest = (url or "").partition("://")
+        if url in (None, "memory") or scheme.partition("+")[0] == "postgresql":
+            return url
+        if scheme in ("sqlite", "sqlite+pysqlite") and rest.startswith("/") and rest != "/":
+            return url
+        raise ValueError(
+            "no ledger is kept there; give sqlite:///FILE, postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, or memory"
+        )
+
+    def resolved(self, base: Path) -> Self:
+        """The same with an absolute path of the SQLite file."""
+        scheme, _, path = (self.url or "").partition(":///")
+        if not scheme.startswith("sqlite"):
+            return self
+        return self.model_copy(update={"url": f"{scheme}:///{base / path}"})
 
 
 class LogSection(Section):
@@ -84,6 +107,10 @@ class LimitSection(Section):
     """Bounds that keep one client from harming the others."""
 
     body_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
+    small_body_bytes: int = Field(default=4 * 1024 * 1024, gt=0)
+    """The same for requests that carry neither datums nor prompts nor a loss."""
+    body_seconds: float = Field(default=300, gt=0)
+    """How long a body may take to come in."""
     header_bytes: int = Field(default=32 * 1024, gt=0)
     datums_per_request: int = Field(default=4096, gt=0)
     samples_per_request: int = Field(default=1024, gt=0)
@@ -129,6 +156,7 @@ class RuntimeConfig(Section):
                 "backend": self.backend.model_copy(update={"api_keys_file": keys and base / keys.expanduser()}),
                 "runtime": self.runtime.model_copy(update={"engine": base / self.runtime.engine.expanduser()}),
                 "checkpoints": CheckpointSection(folder=base / self.checkpoints.folder.expanduser()),
+                "ledger": self.ledger.resolved(base),
                 "logs": self.logs.model_copy(update={"folder": base / self.logs.folder.expanduser()}),
             }
         )

@@ -9,6 +9,7 @@
         ├── Unauthorized      401  no key, or a wrong one
         ├── Forbidden         403  a good key, someone else's thing
         ├── NotFound          404
+        ├── TooSlow           408  the body did not come in time
         ├── Expired           410  it existed and is gone
         ├── TooLarge          413
         ├── Busy              429  try again soon
@@ -75,6 +76,13 @@ class NotFound(ApiError):
     """No such thing."""
 
     status = 404
+
+
+class TooSlow(ApiError):
+    """The body did not come in time; the connection ends."""
+
+    status = 408
+    headers = {"connection": "close"}
 
 
 class Expired(ApiError):

@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from .config import RuntimeSection
 from .dispatch.link import RuntimeLink
 from .errors import RuntimeGone
 from .runtime.roles import ModelCard, RuntimeFault
+from .socket_folder import SocketFolder
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class Supervisor:
     def __init__(self, config: RuntimeSection, log_folder: Path) -> None:
         self._config = config
         self._log_path = log_folder / "runtime.log"
-        self._folder = Path(tempfile.mkdtemp(prefix="tinker-"))
+        self._sockets = SocketFolder()
         self.state: Literal["starting", "ready", "broken", "stopped"] = "starting"
         self.generation = 0
         self.restarts = 0
@@ -111,7 +110,7 @@ class Supervisor:
                 await self._process.wait()
         if self._link is not None:
             self._link.close(RuntimeGone("the server is shutting down"))
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._sockets.close()
 
     async def ready(self) -> RuntimeLink:
         """The link to the living runtime; waits while it starts. Raises RuntimeGone when it does not come up."""
@@ -174,7 +173,7 @@ class Supervisor:
     async def _live(self) -> Death:
         """One life of the process, from its start to its end."""
         self.generation += 1
-        endpoint = f"ipc://{self._folder}/runtime-{self.generation}.sock"
+        endpoint = f"ipc://{self._sockets.path}/runtime-{self.generation}.sock"
         command = self._config.command or [self._config.python or sys.executable, "-m", "tinker_backend.runtime"]
         arguments = ["--engine", str(self._config.engine), "--endpoint", endpoint, "--parent", str(os.getpid())]
         with self._log_path.open("ab") as output:

@@ -23,7 +23,16 @@ from ..ledger import Ledger, tables
 from ..runtime import messages
 from ..server.principal import Principal
 
-_MEMORY_SECONDS = 900.0
+_MEMORY_SECONDS = 300.0
+"""How long a finished result stays in memory; later it is read from the ledger."""
+_DELIVERED_SECONDS = 20.0
+"""The same for one that its client has fetched, and may ask for again when the answer was lost on its way."""
+_OVERHEAD = 4096
+"""Bytes of memory that a finished promise takes besides its result, about."""
+
+# Made once: putting a statement together costs more than the database's work on it.
+_INSERT = sa.insert(tables.operations)
+_SETTLE = sa.update(tables.operations).where(tables.operations.c.request_id == sa.bindparam("key"))
 
 
 @dataclass(eq=False)
@@ -84,6 +93,8 @@ class PromiseBook:
         self._limits = limits
         self._promises: dict[str, Promise] = {}
         self._finished: OrderedDict[str, Promise] = OrderedDict()
+        self._delivered: OrderedDict[str, float] = OrderedDict()
+        """When results in memory were fetched, in that order."""
         self._bytes = 0
         self.listeners: list[Callable[[Promise], None]] = []
         self.counts: dict[tuple[str, str], int] = {}
@@ -112,9 +123,11 @@ class PromiseBook:
         """The promise, if it is in memory."""
         return self._promises.get(request_id)
 
-    def finished_of(self, target: str) -> list[Promise]:
-        """Finished promises of a target that are in memory, oldest first."""
-        return [promise for promise in self._finished.values() if promise.target == target]
+    def delivered(self, promise: Promise) -> None:
+        """The result is on its way to the client."""
+        if promise.request_id in self._finished:
+            self._delivered[promise.request_id] = time.time()
+            self._delivered.move_to_end(promise.request_id)
 
     async def get(self, request_id: str, principal: Principal) -> Promise:
         """The promise of the caller. Raises NotFound, Forbidden, Expired."""
@@ -142,37 +155,40 @@ class PromiseBook:
         self.counts[outcome] = self.counts.get(outcome, 0) + 1
         self.durations.append((promise.kind, promise.finished_at - promise.created_at))
         self._finished[promise.request_id] = promise
-        self._bytes += promise.size
+        self._bytes += promise.size + _OVERHEAD
         for waiter in promise.waiters:
             if not waiter.done():
                 waiter.set_result(None)
         for listener in self.listeners:
             listener(promise)
-        statement = (
-            sa.update(tables.operations)
-            .where(tables.operations.c.request_id == promise.request_id)
-            .values(
-                state=state,
-                result=packed,
-                started_at=started_at,
-                finished_at=promise.finished_at,
-                input_tokens=tokens.read,
-                output_tokens=tokens.written,
-                cached_tokens=tokens.cached,
-            )
-        )
+        values = {
+            "key": promise.request_id,
+            "state": state,
+            "result": packed,
+            "started_at": started_at,
+            "finished_at": promise.finished_at,
+            "input_tokens": tokens.read,
+            "output_tokens": tokens.written,
+            "cached_tokens": tokens.cached,
+        }
 
         def write(connection: Connection) -> None:
             for record in records:
                 record(connection)
-            connection.execute(statement)
+            connection.execute(_SETTLE, values)
             promise.saved = True
 
         self._ledger.post(write)
-        self._evict()
+        self.evict()
 
-    def _evict(self) -> None:
+    def evict(self) -> None:
         """Drops the oldest results beyond the budget of time or memory, as far as the ledger has them."""
+        fetched = time.time() - _DELIVERED_SECONDS
+        while self._delivered:
+            request_id, at = next(iter(self._delivered.items()))
+            if at >= fetched or not self._finished[request_id].saved:
+                break
+            self._drop(request_id)
         horizon = time.time() - _MEMORY_SECONDS
         budget = self._limits.result_cache_bytes
         while self._finished:
@@ -181,9 +197,13 @@ class PromiseBook:
                 return
             if not promise.saved and self._bytes <= 2 * budget:
                 return
-            del self._finished[request_id]
-            self._promises.pop(request_id, None)
-            self._bytes -= promise.size
+            self._drop(request_id)
+
+    def _drop(self, request_id: str) -> None:
+        promise = self._finished.pop(request_id)
+        self._delivered.pop(request_id, None)
+        self._promises.pop(request_id, None)
+        self._bytes -= promise.size + _OVERHEAD
 
     async def _read(self, request_id: str) -> Promise:
         def select(connection: Connection) -> Any:
@@ -233,6 +253,11 @@ def operation_row(
         "output_tokens": 0,
         "cached_tokens": 0,
     }
+
+
+def insertion(row: dict[str, Any]) -> Callable[[Connection], object]:
+    """The ledger job that stores a new operation."""
+    return lambda connection: connection.execute(_INSERT, row)
 
 
 def to_json(value: Any) -> str | None:

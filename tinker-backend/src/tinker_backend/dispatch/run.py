@@ -15,6 +15,8 @@ from typing import Any
 from ..runtime.roles import RunSpec
 from .promises import Promise
 
+SEQ_LIMIT = 2**31
+"""No seq_id that a request may carry is as high."""
 MUTATING = frozenset({"create", "load_new", "forward_backward", "optim_step", "load_weights"})
 """Kinds that change a run's state, and are repeated when the state is rebuilt."""
 REPLAYED = MUTATING | {"publish"}

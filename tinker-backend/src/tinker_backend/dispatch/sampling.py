@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,14 +17,12 @@ from ..runtime import messages
 from ..runtime.roles import RuntimeFault, SamplePart, SampleRequest, SampleResult
 from ..server.principal import Principal
 from .blame import blame, is_suspect
-from .promises import Promise, Tokens, operation_row, promise_from_row
+from .completions import CompletionBook
+from .promises import Promise, Tokens, insertion, operation_row, promise_from_row
 from .samplers import SamplerRecord
 from .services import Services
 
 log = logging.getLogger(__name__)
-CLONE_STRIDE = 1_000_000_000
-"""A clone of a sampling client numbers its requests from clone_id times this."""
-_COMPLETIONS_KEPT = 65536
 
 
 @dataclass(eq=False)
@@ -41,36 +38,6 @@ class Sample:
     on_part: Callable[[SamplePart], None] | None = None
 
 
-@dataclass
-class Completions:
-    """What retrieve_futures reports of one clone of a sampling client, numbered from 1."""
-
-    first: int = 1
-    entries: deque[dict[str, Any]] = field(default_factory=deque)
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    asked_at: float = 0.0
-
-    @property
-    def cursor(self) -> int:
-        """Number of the newest entry, 0 before the first."""
-        return self.first + len(self.entries) - 1
-
-    def append(self, entry: dict[str, Any]) -> None:
-        """Adds an entry and wakes who waits."""
-        self.entries.append(entry)
-        while len(self.entries) > _COMPLETIONS_KEPT:
-            self.entries.popleft()
-            self.first += 1
-        self.arrived.set()
-
-    def after(self, cursor: int) -> list[dict[str, Any]]:
-        """Entries after the cursor; what is at or before it is forgotten."""
-        while self.entries and self.first <= cursor:
-            self.entries.popleft()
-            self.first += 1
-        return list(self.entries)
-
-
 class SamplingDispatch:
     """All samples."""
 
@@ -81,8 +48,8 @@ class SamplingDispatch:
         self._began_at = time.time()
         self._cancelling: set[asyncio.Task[None]] = set()
         self._accepting: dict[str, asyncio.Future[Promise]] = {}
-        self._completions: dict[tuple[str, int], Completions] = {}
-        services.promises.listeners.append(self._note_completion)
+        self.completions = CompletionBook(services.ledger)
+        services.promises.listeners.append(self.completions.note)
 
     @property
     def pending(self) -> int:
@@ -129,9 +96,7 @@ class SamplingDispatch:
         self._accepting[request_id] = accepted
         row = operation_row(promise, record.session_id, messages.pack({"request": request}), tokens=request.tokens.size)
         try:
-            await self._services.ledger.run(
-                lambda connection: connection.execute(sa.insert(tables.operations).values(**row))
-            )
+            await self._services.ledger.run(insertion(row))
         except sa.exc.IntegrityError:
             # Accepted before, and no longer in memory.
             promise = await self._services.promises.get(request_id, Principal(record.owner))
@@ -226,8 +191,7 @@ class SamplingDispatch:
 
     def _last_asked(self, promise: Promise) -> float:
         """When its client sent the sample or last asked how it stands."""
-        completions = self._completions.get((promise.target, promise.seq_id // CLONE_STRIDE))
-        return max(promise.created_at, promise.asked_at, completions.asked_at if completions is not None else 0.0)
+        return max(promise.created_at, promise.asked_at, self.completions.asked_at(promise))
 
     async def cancel(self, request_id: str, reason: str = "cancelled by the client") -> bool:
         """Ends an unfinished sample. Returns whether there was one."""
@@ -275,38 +239,8 @@ class SamplingDispatch:
             raise (BadRequest if result.category == "user" else Unavailable)(result.message)
         return result
 
-    # --- retrieve_futures ---------------------------------------------------------------------------------------------
-
-    def completions(self, record: SamplerRecord, clone: int) -> Completions:
-        """The completions of one clone; recording begins with the first call."""
-        key = (record.sampler_id, clone)
-        found = self._completions.get(key)
-        if found is None:
-            found = self._completions[key] = Completions()
-            for promise in self._services.promises.finished_of(record.sampler_id):
-                if promise.seq_id // CLONE_STRIDE == clone:
-                    found.append(_completion(promise))
-        found.asked_at = time.time()
-        return found
-
-    def _note_completion(self, promise: Promise) -> None:
-        if promise.kind == "sample":
-            found = self._completions.get((promise.target, promise.seq_id // CLONE_STRIDE))
-            if found is not None:
-                found.append(_completion(promise))
-
     async def stop(self) -> None:
         """Cancels the tasks; the ledger keeps the samples."""
         for sample in list(self._samples.values()):
             if sample.task is not None:
                 sample.task.cancel()
-
-
-def _completion(promise: Promise) -> dict[str, Any]:
-    if promise.failure is not None:
-        return {"state": "failed", "request_id": promise.request_id}
-    return {
-        "state": "finished",
-        "request_id": promise.request_id,
-        "response_payload_uncompressed_size": promise.size,
-    }

@@ -19,9 +19,9 @@ from ..server.principal import Principal
 from .blame import blame, is_suspect
 from .execution import Outcome, execute
 from .link import RuntimeLink
-from .promises import Promise, operation_row
+from .promises import Promise, insertion, operation_row
 from .rebuild import adopt_snapshot, rebuild, save_versions, snapshot_due, take_snapshot
-from .run import Operation, Run
+from .run import SEQ_LIMIT, Operation, Run
 from .run_records import run_insertion, stored_run
 from .services import Services
 
@@ -131,12 +131,12 @@ class TrainingDispatch:
         run.accepting[seq_id] = accepted
         try:
             payload = messages.pack(params)
-            row = operation_row(promise, run.session_id, payload, tokens=tokens)
+            insert = insertion(operation_row(promise, run.session_id, payload, tokens=tokens))
 
             def write(connection: sa.engine.Connection) -> None:
                 if record is not None:
                     record(connection)
-                connection.execute(sa.insert(tables.operations).values(**row))
+                insert(connection)
 
             await self._services.ledger.run(write)
         except BaseException as error:
@@ -172,11 +172,10 @@ class TrainingDispatch:
 
     def refuse(self, run: Run, seq_id: int | None) -> None:
         """A request was refused at the door: its seq_id is used up, and those behind it go on."""
-        if seq_id is None or seq_id in run.accepting or run.is_used(seq_id):
+        if seq_id is None or seq_id in run.accepting or run.is_used(seq_id) or seq_id >= SEQ_LIMIT:
             return
         promise = Promise(f"{run.run_id}:{seq_id}", run.owner, "refused", run.run_id, seq_id)
-        row = operation_row(promise, run.session_id, None, state="refused")
-        self._services.ledger.post(lambda connection: connection.execute(sa.insert(tables.operations).values(**row)))
+        self._services.ledger.post(insertion(operation_row(promise, run.session_id, None, state="refused")))
         run.refuse(seq_id)
         self._pump(run)
 

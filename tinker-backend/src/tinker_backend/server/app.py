@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from fastapi import FastAPI, Request
+import sqlalchemy as sa
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
@@ -28,8 +29,12 @@ from .routes import (
     usage,
     weights,
 )
+from .text_check import refuse_broken_text
 
 log = logging.getLogger(__name__)
+
+_LONGEST_DETAIL = 16 * 1024
+"""Characters of a refusal; what it quotes of the request may be longer."""
 
 # Routes are matched in order: the busiest come first.
 _ROUTERS = (
@@ -52,12 +57,19 @@ _ROUTERS = (
 
 def create_app(backend: Backend) -> FastAPI:
     """The application; ``backend`` must be started by the caller (see ``cli.serve``)."""
-    app = FastAPI(title="tinker-backend", version=backend.version, docs_url="/docs", redoc_url=None)
+    app = FastAPI(
+        title="tinker-backend",
+        version=backend.version,
+        docs_url="/docs",
+        redoc_url=None,
+        dependencies=[Depends(refuse_broken_text)],
+    )
     app.state.backend = backend
     for module in _ROUTERS:
         app.include_router(module.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(LedgerError, _ledger_error)
+    app.add_exception_handler(sa.exc.DataError, _unstorable)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_middleware(FrontDoor, backend=backend)
     return app
@@ -65,11 +77,18 @@ def create_app(backend: Backend) -> FastAPI:
 
 async def _api_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ApiError)
-    return JSONResponse({"detail": str(error)}, error.status, headers=dict(error.headers))
+    return JSONResponse({"detail": str(error)[:_LONGEST_DETAIL]}, error.status, headers=dict(error.headers))
 
 
 async def _ledger_error(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": str(error)}, 503, headers={"retry-after": "5"})
+
+
+async def _unstorable(request: Request, error: Exception) -> JSONResponse:
+    """A value that this database does not hold, such as a text that is too long for its column or has a NUL."""
+    assert isinstance(error, sa.exc.DataError)
+    log.warning("a request with a value that the ledger does not hold: %s", error.orig)
+    return JSONResponse({"detail": f"a value of the request cannot be stored: {error.orig}"}, 400)
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
@@ -88,4 +107,4 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
         where = ".".join(str(part) for part in item["loc"][1:]) or str(item["loc"][0])
         found = "" if item["type"] == "missing" else f" (found {str(item.get('input'))[:100]!r})"
         problems.append(f"{where}: {str(item['msg']).removeprefix('Value error, ')}{found}")
-    return JSONResponse({"detail": "; ".join(problems)}, 422)
+    return JSONResponse({"detail": "; ".join(problems)[:_LONGEST_DETAIL]}, 422)

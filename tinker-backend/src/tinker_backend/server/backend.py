@@ -20,7 +20,7 @@ from ..config import RuntimeConfig
 from ..dispatch.admission import nearest
 from ..dispatch.batcher import Batcher
 from ..dispatch.gate import Gate
-from ..dispatch.promises import Promise, PromiseBook, operation_row
+from ..dispatch.promises import Promise, PromiseBook, insertion, operation_row
 from ..dispatch.samplers import SamplerBook
 from ..dispatch.sampling import SamplingDispatch
 from ..dispatch.services import Services
@@ -59,7 +59,7 @@ class Backend:
     def build(cls, config: RuntimeConfig) -> Backend:
         """Puts the parts together; nothing runs yet. Raises ConfigError."""
         config.check_listen_address()
-        ledger = Ledger(config.ledger_url)
+        ledger = Ledger(config.ledger_url, config.ledger.fsync)
         supervisor = Supervisor(config.runtime, config.logs.folder)
         promises = PromiseBook(ledger, config.limits)
         store = CheckpointStore(ledger, WeightFolders(config.checkpoints.folder))
@@ -152,7 +152,7 @@ class Backend:
         promise = Promise(request_id, caller.owner, kind, target, 0)
         row = operation_row(promise, session_id, None)
         try:
-            await self.ledger.run(lambda connection: connection.execute(sa.insert(tables.operations).values(**row)))
+            await self.ledger.run(insertion(row))
         except sa.exc.IntegrityError:
             return await self.promises.get(request_id, caller)
         self.promises.add(promise)

@@ -39,6 +39,8 @@ class Janitor:
                 if tick % _LAPSE_EVERY == 0:
                     await self._cancel_abandoned_samples()
                 if tick % _SLOW_EVERY == 0:
+                    self._backend.promises.evict()
+                    self._backend.sampling.completions.forget_idle()
                     self._backend.sessions.save_heartbeats()
                     await self._release_idle_runs()
                     save_request_times(self._backend.services, self._backend.training.runs)

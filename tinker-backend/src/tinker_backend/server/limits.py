@@ -5,13 +5,14 @@ Plain ASGI, so that answers keep their Content-Length: clients take a 400 withou
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ApiError, TooLarge
+from ..errors import ApiError, TooLarge, TooSlow
 from .chat.error_form import error_body
 
 if TYPE_CHECKING:
@@ -27,6 +28,14 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _OPEN_PATHS = ("/api/v1/healthz", "/healthz", "/api/v1/downloads/", "/console", "/favicon.ico")
 """Reachable without a key: they show nothing, or carry a signature of their own."""
+_DATA_PATHS = (
+    "/api/v1/forward",
+    "/api/v1/asample",
+    "/api/v1/create_custom_loss",
+    "/oai/",
+    "/anthropic/",
+)
+"""Beginnings of the paths whose bodies may be large."""
 
 
 class FrontDoor:
@@ -45,16 +54,22 @@ class FrontDoor:
             return
         started = time.perf_counter()
         status = 500
+        body = _Body(receive, self._most_bytes(scope["path"]), self._backend.config.limits.body_seconds)
 
         async def counting_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-            await send(message)
+            if body.refusal is None:
+                await send(message)
+            elif message["type"] == "http.response.start":
+                # Whatever the layers above have made of it: the body was too large, or too slow.
+                status = body.refusal.status
+                await _answer(send, body.refusal, scope["path"])
 
         try:
             self._check(scope)
-            await self._app(scope, self._limited(receive), counting_send)
+            await self._app(scope, body.receive, counting_send)
         except ApiError as error:
             await _answer(counting_send, error, scope["path"])
         finally:
@@ -72,29 +87,48 @@ class FrontDoor:
         if size > limits.header_bytes:
             raise TooLarge(f"the headers hold {size} bytes; at most {limits.header_bytes} are taken")
         length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > limits.body_bytes:
-            raise TooLarge(
-                f"the body holds {length[:20]} bytes; at most {limits.body_bytes} are taken: send smaller chunks"
-            )
         path = scope["path"]
+        if not length.isdecimal() or int(length) > (most := self._most_bytes(path)):
+            raise TooLarge(f"the body holds {length[:20]} bytes; at most {most} are taken: send smaller chunks")
         if not path.startswith(_OPEN_PATHS):
             scope.setdefault("state", {})["principal"] = self._backend.authenticator.authenticate(headers)
 
-    def _limited(self, receive: Receive) -> Receive:
-        """A body without Content-Length is counted as it comes."""
-        limit = self._backend.config.limits.body_bytes
-        seen = 0
+    def _most_bytes(self, path: str) -> int:
+        limits = self._backend.config.limits
+        return limits.body_bytes if path.startswith(_DATA_PATHS) else min(limits.small_body_bytes, limits.body_bytes)
 
-        async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
-            if message["type"] == "http.request":
-                seen += len(message.get("body", b""))
-                if seen > limit:
-                    raise TooLarge(f"the body holds more than {limit} bytes: send smaller chunks")
-            return message
 
-        return counted
+class _Body:
+    """Counts a body as it comes, for clients that do not say its length before, and ends one that does not come."""
+
+    def __init__(self, receive: Receive, most: int, seconds: float) -> None:
+        self._receive = receive
+        self._most = most
+        self._seconds = seconds
+        self._seen = 0
+        self._deadline: float | None = None
+        self._complete = False
+        self.refusal: ApiError | None = None
+
+    async def receive(self) -> Message:
+        """The next piece. Raises TooLarge, TooSlow."""
+        if self._complete:
+            return await self._receive()
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + self._seconds
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            self.refusal = TooSlow(f"the body did not come within {self._seconds:.0f} s")
+            raise self.refusal from None
+        if message["type"] == "http.request":
+            self._complete = not message.get("more_body", False)
+            self._seen += len(message.get("body", b""))
+            if self._seen > self._most:
+                self.refusal = TooLarge(f"the body holds more than {self._most} bytes: send smaller chunks")
+                raise self.refusal
+        return message
 
 
 async def _answer(send: Send, error: ApiError, path: str) -> None:

@@ -212,7 +212,7 @@ class FuturesTarget(Body):
 
     type: Literal["sampling_session"] = "sampling_session"
     sampling_session_id: str
-    cloned_sampler_id: int = 0
+    cloned_sampler_id: int = Field(0, ge=0, lt=2**33)
 
 
 class RetrieveFuturesBody(Body):

@@ -29,6 +29,7 @@ async def retrieve_future(body: FutureBody, caller: Caller, backend: Server, req
         return _json(_try_again(promise, backend.supervisor.state), 408)
     if body.allow_metadata_only and promise.size >= _METADATA_FIRST and promise.failure is None:
         return _json({"status": "complete_metadata", "response_payload_size": promise.size})
+    backend.promises.delivered(promise)
     return encoded(promise, request.headers.get("accept", ""))
 
 
@@ -66,7 +67,7 @@ def _json(document: Any, status: int = 200) -> Response:
 async def retrieve_futures(body: RetrieveFuturesBody, caller: Caller, backend: Server) -> dict[str, Any]:
     """Which samples of one sampling client have ended since the cursor."""
     record = await backend.samplers.get(body.target.sampling_session_id, caller)
-    completions = backend.sampling.completions(record, body.target.cloned_sampler_id)
+    completions = await backend.sampling.completions.of(record.sampler_id, body.target.cloned_sampler_id)
     limit = backend.config.limits.long_poll_seconds
     wait = limit if body.timeout is None else min(body.timeout, limit)
     found = completions.after(body.prev_cursor)
