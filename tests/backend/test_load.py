@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+ROUNDS = int(os.environ.get("TINKER_LOAD_ROUNDS", "4"))
 PROMPT = {"chunks": [{"type": "encoded_text", "tokens": list(range(64))}]}
 
 
@@ -88,7 +92,7 @@ async def test_two_thousand_samples_at_once_from_sixty_four_sessions(make_backen
         samplers.append(wire.post("create_sampling_session", **body)["sampling_session_id"])
     memory = []
     http = LeanClient(backend.port)
-    for round_number in range(4):
+    for round_number in range(ROUNDS):
         started = time.monotonic()
         await asyncio.gather(*(sample(http, samplers[i % 64], round_number * 2000 + i) for i in range(2000)))
         seconds = time.monotonic() - started
@@ -98,7 +102,24 @@ async def test_two_thousand_samples_at_once_from_sixty_four_sessions(make_backen
     http.close()
     status = wire.http.get("status").json()
     assert status["pending"]["samples"] == 0 and status["runtime"]["restarts"] == 0
-    assert memory[-1] < memory[1] * 1.3 + 20
+    assert memory[-1] < memory[2] * 1.1
+
+
+@pytest.mark.slow
+def test_one_process_with_the_sdk_samples_from_sixty_four_sessions(make_backend: Any) -> None:
+    backend = make_backend({"sample_seconds": 0.5})
+    script = str(Path(__file__).with_name("sdk_load.py"))
+    client = subprocess.Popen(
+        [sys.executable, script, backend.url, "64", "2000", str(ROUNDS)], stdout=subprocess.PIPE, text=True
+    )
+    figures = []
+    assert client.stdout is not None
+    for line in client.stdout:
+        figures.append({**json.loads(line), "server_mb": resident_megabytes(backend.process.pid)})
+        print({key: round(value, 1) for key, value in figures[-1].items()})
+    assert client.wait(60) == 0 and len(figures) == ROUNDS
+    for side in ("client_mb", "server_mb"):
+        assert figures[-1][side] < figures[2][side] * 1.1, side
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from .types.sample_response import PromptAltTokens, SampledSequence, SampleRespo
 from .types.tensor_data import TensorData
 from .types.topk_logprobs import TopkLogprobs
 
+_MOST_EMPTY_OUTPUTS = 1 << 20
 _STOP_REASONS = {_proto.STOP_REASON_STOP: "stop", _proto.STOP_REASON_LENGTH: "length"}
 
 
@@ -31,6 +32,8 @@ def decode_forward_backward(body: bytes) -> ForwardBackwardOutput:
 def _decode_record(record: Any) -> list[LossFnOutput]:
     fields = {name: _split(tensor) for name, tensor in record.fields.items()}
     count = record.num_datums or (len(next(iter(fields.values()))) if fields else 0)
+    if not fields and count > _MOST_EMPTY_OUTPUTS:
+        raise ValueError(f"the server sent {count} outputs without a field")
     for name, rows in fields.items():
         if len(rows) < count:
             raise ValueError(f"output field {name!r} has {len(rows)} datums, expected {count}")

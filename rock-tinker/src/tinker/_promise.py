@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import httpx
+from google.protobuf.message import DecodeError
 from pydantic import BaseModel, ValidationError
 
 from . import _pace
@@ -177,7 +178,11 @@ class Promise(Generic[T]):
         if _PROTOBUF in response.headers.get("content-type", ""):
             if expected.decode is None:
                 raise ValueError(f"{expected.request_type}: the server sent protobuf where JSON was expected")
-            return True, expected.decode(response.content)
+            try:
+                return True, expected.decode(response.content)
+            except DecodeError as error:
+                text = f"{expected.request_type}: the result is no protobuf: {error}"
+                raise APIResponseValidationError(response, None, text) from error
         try:
             body: Any = response.json()
         except ValueError as error:
