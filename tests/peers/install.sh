@@ -14,7 +14,10 @@ if [ "$version" = newest ]; then
   requirement=tinker
 fi
 if [ -e "$folder/complete" ]; then
-  exit 0
+  # "newest" is made again after a day: a release that came since must not go unnoticed.
+  if [ "$version" != newest ] || [ -n "$(find "$folder/complete" -mtime -1)" ]; then
+    exit 0
+  fi
 fi
 rm -rf "$folder"
 mkdir -p "$(dirname "$folder")"
