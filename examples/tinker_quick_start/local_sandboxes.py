@@ -22,7 +22,7 @@ def show_harbor(runtime_section: dict[str, Any], task_root: Path) -> None:
     programs = [found for version in ("3.11", "3.12") if (found := find_python(version))]
     prefixes = dict.fromkeys(str(Path(program).resolve().parents[1]) for program in programs)
     seen = {bind["target"] for bind in runtime_section["binds"]}
-    runtime_section["trees"] = [prefix for prefix in prefixes if prefix not in {"/usr", *seen}]
+    runtime_section["trees"] = [prefix for prefix in prefixes if prefix not in {"/usr", "/usr/local", *seen}]
 
 
 def harbor_python(task_root: Path) -> Path:

@@ -53,6 +53,8 @@ class RockStack:
     admin_port: int = field(default_factory=free_port)
     worker_port: int = field(default_factory=free_port)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    python: str = sys.executable
+    variables: dict[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -72,11 +74,12 @@ class RockStack:
     def start(self, name: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "rock.cli", name, "start", "--config", str(self.folder / "admin.yaml")],
+                [self.python, "-m", "rock.cli", name, "start", "--config", str(self.folder / "admin.yaml")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                env={**os.environ, **self.variables},
             )
         port = self.admin_port if name == "admin" else self.worker_port
         end = time.monotonic() + _START_SECONDS
@@ -146,7 +149,7 @@ def own_docker_daemon() -> Iterator[DockerDaemon]:
 
 @pytest.fixture(
     scope="module",
-    params=["local", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow, pytest.mark.nightly])],
+    params=["local", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])],
 )
 def rock_stack(request: pytest.FixtureRequest) -> Iterator[RockStack]:
     """One worker and one admin for a whole test module, for each runtime."""

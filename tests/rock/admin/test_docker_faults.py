@@ -11,7 +11,7 @@ import pytest
 
 from rock.errors import SandboxError, SandboxGone
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.nightly]
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 
 @pytest.fixture

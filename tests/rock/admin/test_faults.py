@@ -62,6 +62,36 @@ def _containers(stack: Any) -> list[str]:
     return left + [f"volume {one.name}" for one in client.volumes.list(filters={"dangling": True})]
 
 
+def _machine(stack: Any) -> set[str]:
+    """What the Docker daemon's containers have on the machine: processes, mounts, control groups, layers, files, interfaces."""
+    if stack.runtime == "local":
+        return set()
+    import docker
+
+    url = yaml.safe_load((stack.folder / "admin.yaml").read_text())["runtime"]["docker_url"]
+    client = docker.DockerClient(base_url=url)
+    data = client.info()["DockerRootDir"]
+    client.close()
+    found = {f"mount {line.split()[1]}" for line in Path("/proc/self/mounts").read_text().splitlines() if data in line}
+    found |= {f"group {path}" for path in Path("/sys/fs/cgroup").glob("*/docker/*/")}
+    for name in ("overlay2", "overlay2/l", "containers", "volumes", "image/overlay2/layerdb/mounts"):
+        found |= {f"file {path}" for path in Path(data, name).glob("*") if path.name != "l"}
+    found |= {f"file {path}" for path in (stack.folder / "state/docker").glob("*/*") if path.parent.name != "lib"}
+    found |= {f"interface {path.name}" for path in Path("/sys/class/net").glob("veth*")}
+    return found | {f"process {pid}" for pid in _shims(str(Path(data).parent))}
+
+
+def _shims(folder: str) -> list[str]:
+    """Processes that watch over the containers of a daemon."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes()
+            if b"containerd-shim" in words and folder.encode() in words:
+                found.append(process.name)
+    return found
+
+
 def _images(stack: Any) -> set[str]:
     """Images and layers: ids in Docker, folders of the local store."""
     if stack.runtime == "local":
@@ -316,7 +346,7 @@ def test_a_port_in_use_is_said_in_one_line(own_rock_stack: Any) -> None:
 async def test_many_starts_and_stops_leave_nothing_behind(rock_stack: Any) -> None:
     cycles = int(os.environ.get("ROCK_TEST_CYCLES", "200" if rock_stack.runtime == "local" else "20"))
     before_fds = len(os.listdir(f"/proc/{rock_stack.processes['worker'].pid}/fd"))
-    before_images = _images(rock_stack)
+    before_images, before_machine = _images(rock_stack), _machine(rock_stack)
     gate = asyncio.Semaphore(4)
 
     async def cycle() -> None:
@@ -325,9 +355,15 @@ async def test_many_starts_and_stops_leave_nothing_behind(rock_stack: Any) -> No
             assert (await sandbox.execute("touch /usr/x /x; sleep 99 & echo ok")).stdout == "ok\n"
             await sandbox.close()
 
+    begun = time.monotonic()
     await asyncio.gather(*(cycle() for _ in range(cycles)))
+    print(f"{cycles} cycles in {time.monotonic() - begun:.0f} s")
     assert await _gone(rock_stack) == []
     assert _images(rock_stack) == before_images
+    end = time.monotonic() + 15
+    while (left := _machine(rock_stack) - before_machine) and time.monotonic() < end:
+        await asyncio.sleep(0.2)
+    assert left == set()
     after_fds = len(os.listdir(f"/proc/{rock_stack.processes['worker'].pid}/fd"))
     assert after_fds - before_fds < 40
     assert not any(

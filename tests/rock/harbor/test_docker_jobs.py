@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,54 +13,22 @@ from typing import Any
 import pytest
 from debian_archive import BASE_PACKAGES, ArchiveMissing, debian_archive
 from docker_daemon import NESTING_IMAGE, provide_image
+from nested_task import FIX, start_inner_docker, write_task
 
 from rock.errors import JobError
 from rock.harbor.outer import outer_binds
 from rock.model_service.messages import ModelRequest, SessionEnd
 from rock.sdk import HarborJobConfig, Job, Sandbox
 
-pytestmark = [pytest.mark.docker, pytest.mark.harbor, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.docker, pytest.mark.harbor, pytest.mark.slow, pytest.mark.timeout(600)]
 
+CORES = min(2, len(os.sched_getaffinity(0)))
 TASKS = "/opt/swe/harbor-tasks"
-FIX = "sed -i 's/a - b/a + b/' /testbed/sums.py"
-FILES = {
-    "instruction.md": "add(a, b) in /testbed/sums.py subtracts. Make it add.\n",
-    "task.toml": """
-        schema_version = "1.4"
-        [verifier]
-        timeout_sec = 60
-        [agent]
-        timeout_sec = 120
-        [environment]
-        build_timeout_sec = 120
-        cpus = 1
-        memory_mb = 512
-    """,
-    "environment/Dockerfile": """
-        FROM task-base:local
-        WORKDIR /testbed
-        COPY sums.py /testbed/sums.py
-        RUN python3 -c 'import sums; print(sums.add(2, 1))' > /built-here
-    """,
-    "environment/sums.py": "def add(a, b):\n    return a - b\n",
-    "tests/test.sh": """
-        #!/bin/bash
-        cd /testbed
-        grep -qx 1 /built-here || exit 1
-        if python3 -c 'import sums; assert sums.add(2, 1) == 3'; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
-    """,
-    "solution/solve.sh": f"#!/bin/bash\n{FIX}\n",
-}
 
 
 @pytest.fixture(scope="module")
 def sums_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tasks") / "sums"
-    for name, text in FILES.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(text).lstrip("\n"))
-    return folder
+    return write_task(tmp_path_factory.mktemp("tasks") / "sums")
 
 
 def _compose_binds() -> list[dict[str, str]]:
@@ -101,7 +68,7 @@ def nesting_stack(own_rock_stack: Any, docker_url: str, harbor_python: str) -> I
 
 
 def _job(stack: Any, task: Path, agents: list[dict[str, Any]], sandbox: Sandbox | None = None) -> Job:
-    environment = {"base_url": stack.url, "image": "harbor", "memory": "3g", "cpus": 2, "auto_clear_seconds": 900}
+    environment = {"base_url": stack.url, "image": "harbor", "memory": "3g", "cpus": CORES, "auto_clear_seconds": 900}
     config = HarborJobConfig(
         experiment_id="tests",
         timeout=500,
@@ -126,12 +93,9 @@ async def _answer(job: Job, commands: list[str]) -> SessionEnd | None:
 async def test_oracle_nothing_and_a_scripted_model_get_their_rewards_in_nested_docker(
     nesting_stack: Any, sums_task: Path, tmp_path: Path
 ) -> None:
-    from rock.sdk.nested_docker import start_nested_docker
-
-    sandbox = nesting_stack.sandbox(image="harbor", memory="3g", cpus=2, startup_timeout=120)
+    sandbox = nesting_stack.sandbox(image="harbor", memory="3g", cpus=CORES, startup_timeout=120)
     await sandbox.start()
-    assert await start_nested_docker(sandbox) is True
-    await sandbox.execute("docker import /opt/base.tar task-base:local", timeout=200, check=True)
+    await start_inner_docker(sandbox)
     agents = [
         {"name": "oracle"},
         {"name": "nop"},

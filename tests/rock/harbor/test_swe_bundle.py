@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -112,6 +114,24 @@ def test_a_tarball_and_a_git_commit_give_the_same_source_as_the_folder(agent_sou
     assert tree_digest(tmp_path / "a") == tree_digest(tmp_path / "b") == tree_digest(agent_source)
     with pytest.raises(BundleError, match="pinned is 0000"):
         fetch_source(f"file://{clone}", tmp_path / "c", commit, "0" * 64)
+
+
+def test_packages_that_were_installed_before_go_into_the_archive_and_nothing_is_installed(
+    agent_source: Path, tmp_path: Path
+) -> None:
+    packages, output = tmp_path / "packages", tmp_path / "sweagent.tar.gz"
+    packages.mkdir()
+    pinned = tree_digest(agent_source)
+    with pytest.raises(BundleError, match="has no sweagent"):
+        build_bundle(str(agent_source), output, sha256=pinned, packages=packages)
+    shutil.copytree(agent_source / "sweagent", packages / "sweagent")
+    (packages / "yaml-6.0.dist-info").mkdir()
+    made = build_bundle(str(agent_source), output, sha256=pinned, packages=packages)
+    assert made["packages"] == ["yaml-6.0"]
+    with tarfile.open(output) as archive:
+        names = archive.getnames()
+    site = f"opt/sweagent/python/lib/python3.{sys.version_info.minor}/site-packages"
+    assert f"{site}/sweagent/run/run.py" in names and f"{site}/pip" not in names
 
 
 def test_a_source_that_is_not_pinned_or_not_the_pinned_one_is_refused(agent_source: Path, tmp_path: Path) -> None:

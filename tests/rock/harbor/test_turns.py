@@ -37,6 +37,7 @@ def bash(stack, script, **fields):
         "memory": "1g",
         "cpus": 1,
         "auto_clear_seconds": 600,
+        "proxy": {"enabled": False},
         **fields.pop("environment", {}),
     }
     return BashJobConfig(experiment_id="tests", script=script, environment=environment, **{"timeout": 120, **fields})

@@ -121,7 +121,7 @@ class PreinstalledMiniSweAgent(BaseAgent):
             await environment.upload_dir(folder, _FOLDER)
         logs = self.environment_logs_dir.as_posix()
         command = (
-            f"{shlex.quote(self.budget.python)} -B {_FOLDER}/mini_rollout.py {_FOLDER}/settings.json "
+            f"{shlex.quote(self.budget.python)} -I -B {_FOLDER}/mini_rollout.py {_FOLDER}/settings.json "
             f"> {logs}/mini-swe-agent.txt 2>&1 </dev/null || {{ code=$?; tail -c 3000 {logs}/mini-swe-agent.txt; exit $code; }}"
         )
         done = await environment.exec(command)

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import rock
+from rock.runtime.own_python import is_shared
 
 HARBOR_TARGET = "/opt/harbor"
 ROCK_TARGET = "/opt/rock"
@@ -55,7 +56,8 @@ def outer_binds(harbor_python: str | Path, store: str | Path | None = None) -> l
 
     prefix, base = json.loads(done.stdout.strip().splitlines()[-1])
     binds = [{"source": prefix, "target": HARBOR_TARGET}]
-    if not base.startswith("/usr") or base.startswith("/usr/local"):
+    # Sandboxes have a /usr of their own, which must stay as it is; a local one shows this machine's, copy on write.
+    if not is_shared(base):
         binds.append({"source": base, "target": base})
     # The package alone: the folder around it may be a whole site-packages.
     binds.append({"source": str(Path(rock.__file__).parent), "target": f"{ROCK_TARGET}/rock"})

@@ -1,6 +1,6 @@
 """SWE-agent as one archive: its source at a pinned state, its packages, and a Python of its own.
 
-    python3.12 -m rock.harbor.swe_bundle --source GIT_URL|TARBALL|FOLDER [--commit SHA] [--sha256 HEX] --output FILE
+    python3.12 -m rock.harbor.swe_bundle --source GIT_URL|TARBALL|FOLDER [--commit SHA] [--sha256 HEX] [--packages FOLDER] --output FILE
 
 Run it with the Python that shall be in the archive. A task's container needs nothing but tar and a C library that is not older
 than this machine's, and its own packages are not touched: everything lies below /opt/sweagent and /opt/sweagent-*.
@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rock.runtime.docker_injection import needed_libraries
+from rock.runtime.own_python import copy_python, site_text, write_start
 
 HOME = "opt/sweagent"
 VENV = "opt/sweagent-venv"
@@ -30,26 +30,12 @@ ROOTS = (HOME, VENV, CONFIGS)
 MANIFEST = f"{HOME}/bundle.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SECONDS = 1800
-_NOT_NEEDED = shutil.ignore_patterns(
-    "__pycache__", "test", "tests", "idlelib", "turtledemo", "ensurepip", "config-*", "*.a"
-)
-# The loader reads LD_LIBRARY_PATH when the program starts; commands that the agent runs shall not see it.
-_SITE = """import os
-given = os.environ.pop("SWEAGENT_LIBRARY_PATH", "")
-if given:
-    os.environ["LD_LIBRARY_PATH"] = given
-else:
-    os.environ.pop("LD_LIBRARY_PATH", None)
-os.environ.setdefault("SWE_AGENT_CONFIG_DIR", "/opt/sweagent/source/config")
+_SITE = """os.environ.setdefault("SWE_AGENT_CONFIG_DIR", "/opt/sweagent/source/config")
 os.environ.setdefault("SWE_AGENT_TOOLS_DIR", "/opt/sweagent/source/tools")
 os.environ.setdefault("SWE_AGENT_TRAJECTORY_DIR", "/opt/sweagent/trajectories")
 """
-_PYTHON = """#!/bin/sh
-export SWEAGENT_LIBRARY_PATH="${LD_LIBRARY_PATH:-}" LD_LIBRARY_PATH=/opt/sweagent/lib
-exec /opt/sweagent/python/bin/PYTHON_NAME "$@"
-"""
 _SWEAGENT = """#!/bin/sh
-exec /opt/sweagent-venv/bin/python -m sweagent.run.run "$@"
+exec /opt/sweagent-venv/bin/python -I -m sweagent.run.run "$@"
 """
 
 
@@ -58,7 +44,12 @@ class BundleError(Exception):
 
 
 def build_bundle(
-    source: str, output: Path, commit: str | None = None, sha256: str | None = None, requirements: Path | None = None
+    source: str,
+    output: Path,
+    commit: str | None = None,
+    sha256: str | None = None,
+    requirements: Path | None = None,
+    packages: Path | None = None,
 ) -> dict[str, Any]:
     """Makes the archive and, beside it, OUTPUT.sha256.
 
@@ -66,6 +57,7 @@ def build_bundle(
         source: git URL (then `commit` is needed), tarball, or folder.
         sha256: of the tarball, or of the folder's content (`tree_digest`); what does not match is refused.
         requirements: locked packages with hashes; None = what the source asks for, newest.
+        packages: folder in which the source and all it asks for are installed already; nothing is installed then.
 
     Returns:
         The manifest.
@@ -78,21 +70,24 @@ def build_bundle(
         tree = root / HOME / "source"
         tree.parent.mkdir(parents=True)
         origin = fetch_source(source, tree, commit, sha256)
-        for part in ("config/default.yaml", "tools", "pyproject.toml"):
-            if not (tree / part).exists():
-                raise BundleError(f"--source {source} has no {part}: it is no source of SWE-agent")
-        site = _own_python(root / HOME)
-        _install(tree, site, requirements)
-        for name, text in ((f"{VENV}/bin/python", _PYTHON), (f"{VENV}/bin/sweagent", _SWEAGENT)):
-            path = root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text.replace("PYTHON_NAME", f"python3.{sys.version_info.minor}"))
-            path.chmod(0o755)
+        check_source(tree, source)
+        site = copy_python(root / HOME)
+        if packages is None:
+            _install(tree, site, requirements)
+        elif not (packages / "sweagent").is_dir():
+            raise BundleError(f"--packages {packages} has no sweagent: install the source there first")
+        else:
+            shutil.copytree(packages, site, symlinks=True, dirs_exist_ok=True)
+        (site / "sitecustomize.py").write_text(f"{site_text()}{_SITE}")
+        write_start(root / VENV / "bin/python", f"/{HOME}")
+        (root / VENV / "bin/sweagent").write_text(_SWEAGENT)
+        (root / VENV / "bin/sweagent").chmod(0o755)
         (root / CONFIGS).mkdir()
         for config in (tree / "config").glob("default*.yaml"):
             shutil.copy(config, root / CONFIGS)
         (root / HOME / "trajectories").mkdir()
         manifest = {"format": 1, **origin, "python": sys.version.split()[0], "source_sha256": tree_digest(tree)}
+        manifest["packages"] = sorted(path.name.removesuffix(".dist-info") for path in site.glob("*.dist-info"))
         (root / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
         draft = output.with_name(f".{output.name}.part")
         with tarfile.open(draft, "w:gz", compresslevel=4) as archive:
@@ -129,12 +124,20 @@ def fetch_source(source: str, target: Path, commit: str | None, sha256: str | No
     if commit is None or not _COMMIT.fullmatch(commit):
         raise BundleError(f"--commit {commit!r}: a git source is pinned by a full commit, 40 hexadecimal digits")
     _run(["git", "init", "--quiet", str(target)])
-    _run(["git", "-C", str(target), "fetch", "--quiet", "--depth", "1", source, commit])
+    stalled = ["-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=20"]
+    _run(["git", "-C", str(target), *stalled, "fetch", "--quiet", "--depth", "1", source, commit])
     _run(["git", "-C", str(target), "checkout", "--quiet", commit])
     shutil.rmtree(target / ".git")
     if sha256 is not None:
         _same(f"{source} at {commit[:12]}", tree_digest(target), sha256)
     return {"kind": "git", "source": source, "commit": commit}
+
+
+def check_source(tree: Path, name: str) -> None:
+    """Raises BundleError unless the folder has the parts of SWE-agent's source."""
+    for part in ("config/default.yaml", "tools", "pyproject.toml"):
+        if not (tree / part).exists():
+            raise BundleError(f"--source {name} has no {part}: it is no source of SWE-agent")
 
 
 def check_archive(path: Path, roots: tuple[str, ...] | None = ROOTS) -> None:
@@ -192,34 +195,6 @@ def _same(what: str, found: str, wanted: str | None) -> None:
         raise BundleError(f"{what} has SHA-256 {found}, pinned is {wanted}: get the pinned one, or pin this one")
 
 
-def _own_python(home: Path) -> Path:
-    """Copies the running Python without its packages. Returns the folder for packages."""
-    base = Path(sys.base_prefix)
-    version = f"python3.{sys.version_info.minor}"
-    library = home / "python" / "lib" / version
-    shutil.copytree(
-        base / "lib" / version,
-        library,
-        symlinks=True,
-        ignore=lambda at, names: {*_NOT_NEEDED(at, names), *_packages(names)},
-    )
-    (home / "python" / "bin").mkdir()
-    program = home / "python" / "bin" / version
-    shutil.copy2(os.path.realpath(sys.executable), program)
-    program.chmod(0o755)
-    (home / "lib").mkdir()
-    for file in needed_libraries():
-        shutil.copy2(file, home / "lib" / Path(file).name)
-    site = library / "site-packages"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(_SITE)
-    return site
-
-
-def _packages(names: list[str]) -> set[str]:
-    return {"site-packages", "dist-packages"} & set(names)
-
-
 def _install(tree: Path, site: Path, requirements: Path | None) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", str(site)]
     if requirements is not None:
@@ -255,10 +230,15 @@ def main() -> int:
     parser.add_argument("--commit", help="full commit of a git source")
     parser.add_argument("--sha256", help="of the tarball, or of the folder's content")
     parser.add_argument("--requirements", type=Path, help="locked packages with hashes")
+    parser.add_argument(
+        "--packages", type=Path, help="folder in which the source and its packages are installed already"
+    )
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     try:
-        made = build_bundle(options.source, options.output, options.commit, options.sha256, options.requirements)
+        made = build_bundle(
+            options.source, options.output, options.commit, options.sha256, options.requirements, options.packages
+        )
     except (BundleError, OSError) as error:
         print(f"swe_bundle: {error}", file=sys.stderr)
         return 2

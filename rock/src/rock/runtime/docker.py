@@ -11,7 +11,9 @@ import contextlib
 import hashlib
 import logging
 import os
+import shlex
 import shutil
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -25,9 +27,13 @@ from rock.runtime.docker_injection import Injection, prepare_injection
 
 _LOG = logging.getLogger("rock.docker")
 _LABEL = "rock.worker"
+# An image that has a rocklet names its command here, so that it runs whatever C library this machine has.
+ROCKLET_LABEL = "rock.rocklet"
 _RUN = "/run/rock"
 _WATCH_SECONDS, _BEAT_SECONDS, _PATIENCE_SECONDS = 1.0, 5.0, 45.0
 _API_SECONDS = 120
+# What the rocklet itself holds: a sandbox's memory is what its commands may have.
+_ROCKLET_BYTES = 64 << 20
 # What a container may do where the daemon cannot give --privileged but Docker shall run inside: measured, not guessed.
 ALMOST_PRIVILEGED: dict[str, Any] = {
     "CapAdd": ["ALL"],
@@ -58,33 +64,49 @@ class DockerSandbox:
 
     @property
     def socket_path(self) -> str:
-        return f"/proc/self/fd/{self.runtime.run_fd}/{self.sandbox_id}/rocklet.sock"
+        # Through the descriptor of the folder: the address of a UNIX socket may not be longer than 107 bytes.
+        return f"/proc/self/fd/{self.runtime.sockets_fd}/{self.sandbox_id}"
 
     async def wait_ready(self, seconds: float) -> None:
-        """Waits for the rocklet.
+        """Waits for the rocklet, and takes its socket out of the folder that the container sees.
 
         Raises:
             SandboxStartError: the container ended, or `seconds` are over; with its last output.
         """
         end = time.monotonic() + seconds
         pause = 0.02
-        transport = httpx.AsyncHTTPTransport(uds=self.socket_path, verify=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://rocklet", timeout=10) as client:
-            while True:
-                with contextlib.suppress(httpx.HTTPError):
-                    if (await client.get("/is_alive")).status_code == 200:
-                        return
-                await asyncio.to_thread(self.container.reload)
-                if self.container.status not in ("created", "running") or time.monotonic() > end:
-                    logs = await asyncio.to_thread(self.container.logs, tail=20)
-                    text = logs.decode(errors="replace").strip()[-1500:]
-                    raise SandboxStartError(
-                        f"the rocklet did not answer (container is {self.container.status}): {text or 'no output'}. "
-                        "The image needs a C library not older than this machine's, or a rocklet of its own "
-                        "(runtime.rocklet_command)"
-                    )
-                await asyncio.sleep(pause)
-                pause = min(0.3, pause * 1.5)
+        while not await self._answers():
+            await asyncio.to_thread(self.container.reload)
+            if self.container.status not in ("created", "running") or time.monotonic() > end:
+                logs = await asyncio.to_thread(self.container.logs, tail=20)
+                text = logs.decode(errors="replace").strip()[-1500:]
+                raise SandboxStartError(
+                    f"the rocklet did not answer (container is {self.container.status}): {text or 'no output'}. "
+                    "The image needs a C library not older than this machine's, or a rocklet of its own "
+                    f"(label {ROCKLET_LABEL} of the image, or runtime.rocklet_command)"
+                )
+            await asyncio.sleep(pause)
+            pause = min(0.3, pause * 1.5)
+
+    async def _answers(self) -> bool:
+        if os.path.lexists(self.socket_path):
+            return await _is_alive(self.socket_path)
+        # What lies in the mounted folder is the container's to replace, by a link to another sandbox's socket, say.
+        socket = self.runtime.run_folder(self.sandbox_id) / "rocklet.sock"
+        try:
+            handle = os.open(socket, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            if not stat.S_ISSOCK(os.fstat(handle).st_mode) or not await _is_alive(f"/proc/self/fd/{handle}"):
+                return False
+            os.rename(socket, self.socket_path)
+            if os.path.samestat(os.fstat(handle), os.lstat(self.socket_path)):
+                return True
+        finally:
+            os.close(handle)
+        os.unlink(self.socket_path)
+        raise SandboxStartError("the image replaced the socket of the rocklet", self.sandbox_id)
 
     async def revive(self) -> bool:
         if not self.alive:
@@ -110,7 +132,17 @@ class DockerSandbox:
             _LOG.warning("sandbox %s: its container is removed later: %s", self.sandbox_id, error)
             self.runtime.orphans.add(self.container.id)
         await asyncio.to_thread(shutil.rmtree, self.runtime.run_folder(self.sandbox_id), True)
+        with contextlib.suppress(OSError):
+            os.unlink(self.socket_path)
         self.runtime.running.pop(self.sandbox_id, None)
+
+
+async def _is_alive(uds: str) -> bool:
+    transport = httpx.AsyncHTTPTransport(uds=uds, verify=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://rocklet", timeout=10) as client:
+        with contextlib.suppress(httpx.HTTPError):
+            return (await client.get("/is_alive")).status_code == 200
+    return False
 
 
 class DockerRuntime:
@@ -126,9 +158,10 @@ class DockerRuntime:
         self.errors = docker.errors
         self.config = config
         self.folder = folder.absolute()
-        (self.folder / "run").mkdir(parents=True, exist_ok=True)
+        for name in ("run", "sockets"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
-        self.run_fd = os.open(self.folder / "run", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.sockets_fd = os.open(self.folder / "sockets", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.label = hashlib.sha256(str(self.folder).encode()).hexdigest()[:16]
         self.running: dict[str, DockerSandbox] = {}
         self.orphans: set[str] = set()
@@ -162,6 +195,8 @@ class DockerRuntime:
             self.remove(container)
         for entry in (self.folder / "run").iterdir():
             shutil.rmtree(entry, ignore_errors=True)
+        for entry in (self.folder / "sockets").iterdir():
+            entry.unlink(missing_ok=True)
 
     def remove(self, container: Any) -> None:
         """Kills a container and removes it with its volumes."""
@@ -234,14 +269,15 @@ class DockerRuntime:
         run.mkdir(mode=0o700)
         (run / "heartbeat").touch()
         name = f"rock-{self.label[:8]}-{request.sandbox_id}"
+        built = self.client.images.get(image).attrs.get("Config") or {}
         tried_privileged = self._privileged  # another start may find out meanwhile that it does not work
         try:
-            return self._run(name, self._config(image, request, run))
+            return self._run(name, self._config(image, request, run, built))
         except self.errors.APIError as error:
             if self.config.privileged != "auto" or not tried_privileged or "operation not permitted" not in str(error):
                 raise
         self._privileged, self._almost = False, True  # found out once, remembered
-        return self._run(name, self._config(image, request, run))
+        return self._run(name, self._config(image, request, run, built))
 
     def _run(self, name: str, config: dict[str, Any]) -> Any:
         made = self.client.api.create_container_from_config(config, name)
@@ -253,8 +289,8 @@ class DockerRuntime:
             raise
         return container
 
-    def _config(self, image: str, request: SandboxRequest, run: Path) -> dict[str, Any]:
-        """The container, as the Engine API takes it."""
+    def _config(self, image: str, request: SandboxRequest, run: Path, built: dict[str, Any]) -> dict[str, Any]:
+        """The container, as the Engine API takes it. `built` is the image's own configuration."""
         network = request.network or self.config.network
         if network not in ("none", "bridge"):
             raise SandboxStartError(f"network {network!r}: the docker runtime knows 'none' and 'bridge'")
@@ -271,21 +307,27 @@ class DockerRuntime:
             str(_PATIENCE_SECONDS),
         ]
         environment = {"ROCK_SANDBOX_ID": request.sandbox_id, "HOME": "/root", "USER": "root", **request.env}
-        if self.config.rocklet_command is not None:
-            command = [*self.config.rocklet_command, *command]
+        own = shlex.split((built.get("Labels") or {}).get(ROCKLET_LABEL, ""))
+        if rocklet := self.config.rocklet_command or own:
+            command = [*rocklet, *command]
         else:
             assert self._injection is not None
-            binds += [f"{folder}:{folder}:ro" for folder in self._injection.folders]
-            command = [self._injection.python, "-B", "-m", "rock.rocklet.server", *command]
-            # the rocklet gives the container's own values back to the commands that it runs
-            environment |= {f"ROCKLET_{name}": environment.get(name, "") for name in self._injection.environment()}
-            environment |= self._injection.environment()
+            binds += [f"{source}:{target}:ro" for source, target in self._injection.mounts]
+            command = [*self._injection.command(), *command]
+            # the rocklet gives the container's own value back to the commands that it runs
+            inherited = dict(entry.partition("=")[::2] for entry in built.get("Env") or [])
+            given = inherited.get(
+                "ROCKLET_LD_LIBRARY_PATH", inherited.get("LD_LIBRARY_PATH", "")
+            )  # the former if committed
+            environment["ROCKLET_LD_LIBRARY_PATH"] = str(environment.get("LD_LIBRARY_PATH", given))
+            environment["LD_LIBRARY_PATH"] = self._injection.libraries
+        memory = request.memory_bytes + _ROCKLET_BYTES if request.memory_bytes else 0
         host: dict[str, Any] = {
             "NetworkMode": network,
             "PidsLimit": request.pids,
             "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m", "max-file": "1"}},
-            "Memory": request.memory_bytes or 0,
-            "MemorySwap": request.memory_bytes or 0,
+            "Memory": memory,
+            "MemorySwap": memory,
             "NanoCpus": int((request.cpus or 0) * 1e9),
         }
         if self._privileged:
@@ -347,7 +389,7 @@ class DockerRuntime:
         while True:
             for sandbox_id in list(self.running):
                 with contextlib.suppress(OSError):
-                    os.utime(self.run_folder(sandbox_id) / "heartbeat")
+                    os.utime(self.run_folder(sandbox_id) / "heartbeat", follow_symlinks=False)
             await asyncio.sleep(_BEAT_SECONDS)
 
     async def remove_image(self, name: str) -> None:
@@ -358,5 +400,5 @@ class DockerRuntime:
         for task in self._loops:
             task.cancel()
         await asyncio.gather(*(sandbox.stop() for sandbox in list(self.running.values())), return_exceptions=True)
-        os.close(self.run_fd)
+        os.close(self.sockets_fd)
         await asyncio.to_thread(self.client.close)

@@ -1,58 +1,54 @@
 """What a container needs so that the machine's Python runs our rocklet in it, whatever its image holds.
 
-The interpreter, its packages and ours are bind-mounted read-only at their own paths. The shared libraries that
-extension modules want (OpenSSL, libffi, zlib, ...) come along in one folder, so the image needs only a C library that
-is not older than the machine's.
+The interpreter, its packages and ours are bind-mounted read-only at their own paths, with the shared libraries that extension
+modules want (OpenSSL, libffi, zlib, ...) in one folder, so the image needs only a C library that is not older than the machine's.
+Nothing is mounted over folders that an image has itself: a Python whose prefix is /usr or /usr/local is copied first, and its
+packages are mounted elsewhere.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
-import re
 import shutil
-import subprocess
 import sys
 import sysconfig
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import rock
+from rock.runtime.own_python import copy_python, is_shared, needed_libraries, version_name
 
-_C_LIBRARY = re.compile(
-    r"^(ld-linux|libc|libm|libdl|libpthread|librt|libresolv|libutil|libnsl|libnss_|linux-vdso|libcrypt)\b"
-)
-_NEEDED = re.compile(r"^\s*(\S+) => (/\S+)")
-_EXTENSIONS = (
-    "_ssl",
-    "_hashlib",
-    "_ctypes",
-    "zlib",
-    "_bz2",
-    "_lzma",
-    "_uuid",
-    "pyexpat",
-    "_decimal",
-    "_socket",
-    "termios",
-)
+_PACKAGES = "/opt/rock-rocklet/packages"
 
 
 @dataclass(frozen=True)
 class Injection:
-    """Folders to mount read-only at the same path, and the library folder."""
+    """What to mount read-only (source, target), the library folder, how to start Python, and where it finds packages."""
 
-    folders: tuple[str, ...]
+    mounts: tuple[tuple[str, str], ...]
     libraries: str
-    python: str
+    python: tuple[str, ...]
+    packages: tuple[str, ...]
 
-    def environment(self) -> dict[str, str]:
-        """Variables for the rocklet alone; it removes them before it runs commands."""
-        return {"LD_LIBRARY_PATH": self.libraries, "PYTHONPATH": str(Path(rock.__file__).parent.parent)}
+    def command(self) -> list[str]:
+        """Starts the rocklet. Isolated: neither the image's working folder nor its PYTHON… variables lead to other modules."""
+        program = f"import sys; sys.path[:0] = {list(self.packages)!r}; from rock.rocklet.server import main; main()"
+        return [*self.python, "-I", "-B", "-c", program]
 
 
 def prepare_injection(folder: Path) -> Injection:
-    """Finds what the present Python consists of and gathers its libraries in `folder`/lib."""
+    """Finds what the present Python consists of and gathers in `folder` what cannot be mounted where it is."""
+    package = str(Path(rock.__file__).parent.parent)
+    if is_shared(sys.base_prefix):
+        copy = _copied(folder)
+        python = (str(copy / "python" / "bin" / version_name()), "-S")
+        sources = [*dict.fromkeys([package, *_package_folders()])]
+        targets = [_place(number, source) for number, source in enumerate(sources)]
+        mounts = ((str(copy), str(copy)), *zip(sources, targets, strict=True))
+        return Injection(mounts, str(copy / "lib"), python, tuple(targets))
     libraries = folder / "lib"
     libraries.mkdir(parents=True, exist_ok=True)
     for source in needed_libraries():
@@ -60,34 +56,43 @@ def prepare_injection(folder: Path) -> Injection:
         if not target.exists():
             shutil.copyfile(source, target)
             target.chmod(0o755)
-    package = str(Path(rock.__file__).parent.parent)
     roots = {os.path.realpath(sys.base_prefix), sys.base_prefix, sys.prefix, package, str(libraries)}
     roots |= {path for path in sysconfig.get_paths().values() if os.path.isdir(path)}
-    # The system's Python has /usr as its prefix: mounting that would hide the image. Its parts are mounted singly.
-    if sys.base_prefix == "/usr":
-        roots -= {"/usr", "/usr/bin", "/usr/include"}
-        roots |= {os.path.realpath(sys.executable), sysconfig.get_paths()["stdlib"], "/usr/lib/python3"}
-    roots = {root for root in roots if os.path.exists(root) and root not in ("/", "/usr", "/usr/bin", "/usr/lib")}
     kept = [
         root for root in sorted(roots) if not any(root != other and root.startswith(other + "/") for other in roots)
     ]
-    python = os.path.realpath(sys.executable) if sys.base_prefix == "/usr" else sys.executable
-    return Injection(tuple(kept), str(libraries), python)
+    return Injection(tuple((root, root) for root in kept), str(libraries), (sys.executable,), (package,))
 
 
-def needed_libraries() -> set[str]:
-    """Shared libraries of the interpreter and of the extension modules that a rocklet imports."""
-    files = {os.path.realpath(sys.executable)}
-    for name in _EXTENSIONS:
-        module = importlib.import_module(name)
-        origin = getattr(module, "__file__", None)
-        if origin:
-            files.add(origin)
-    found: set[str] = set()
-    for file in files:
-        listing = subprocess.run(["ldd", file], capture_output=True, text=True, timeout=30)
-        for line in listing.stdout.splitlines():
-            match = _NEEDED.match(line)
-            if match and not _C_LIBRARY.match(match.group(1)):
-                found.add(match.group(2))
-    return found
+def _copied(folder: Path) -> Path:
+    """The copy of this Python below `folder`, made once for each build of it."""
+    program = os.path.realpath(sys.executable)
+    state = os.stat(program)
+    mark = hashlib.sha256(f"{program} {sys.version} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
+    target = folder / f"python-{mark}"
+    if not target.is_dir():
+        draft = Path(tempfile.mkdtemp(prefix=".python-", dir=folder))
+        copy_python(draft)
+        draft.chmod(0o755)
+        draft.rename(target)
+    return target
+
+
+def _package_folders() -> list[str]:
+    """Folders that hold what a rocklet imports, beside the standard library; nothing else of this machine is shown."""
+    importlib.import_module("rock.rocklet.server")
+    base = Path(sys.base_prefix)
+    library = {str(base / name / version_name()) for name in ("lib", sys.platlibdir)}
+    modules = [module for name, module in sys.modules.items() if "." not in name and name != "__main__"]
+    files = [file for module in modules if (file := getattr(module, "__file__", None))]
+    found = {os.path.dirname(os.path.dirname(file)) if _is_package(file) else os.path.dirname(file) for file in files}
+    return [path for path in sys.path if path in found and path not in library and not path.endswith("/lib-dynload")]
+
+
+def _is_package(file: str) -> bool:
+    return os.path.basename(file).startswith("__init__.")
+
+
+def _place(number: int, source: str) -> str:
+    """Where a folder of packages is mounted: at its own path, unless that lies among folders that an image has."""
+    return f"{_PACKAGES}-{number}" if source.startswith("/usr/") else source

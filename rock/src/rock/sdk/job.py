@@ -211,7 +211,7 @@ class Job:
         token_file = f"{folder}/puller-token"
         await self.sandbox.write_file(token_file, token, mode=0o600)
         host = environment.proxy.host or ("0.0.0.0" if self._nested_docker else "127.0.0.1")
-        words = [environment.python, "-B", "-m", "rock.model_service", "start", "--foreground", "--host", host]
+        words = [environment.python, "-P", "-B", "-m", "rock.model_service", "start", "--foreground", "--host", host]
         words += ["--port", str(environment.proxy.port), "--data-dir", folder, "--token-file", token_file]
         words += ["--request-timeout", f"{self.remaining:.0f}"]
         for model in environment.proxy.models:
@@ -243,7 +243,7 @@ class Job:
             path = f"{USER_DIR}/{config.job_name}.json"
             content = json.dumps(config.harbor_config(await self._base_url(), self._mounts), indent=2)
             await self.sandbox.write_file(path, content, mode=0o600)
-            command = shlex.join([config.environment.python, "-B", "-m", "rock.harbor.job_runner", path])
+            command = shlex.join([config.environment.python, "-P", "-B", "-m", "rock.harbor.job_runner", path])
             cwd = None
         else:
             path = f"{USER_DIR}/{config.job_name}.sh"

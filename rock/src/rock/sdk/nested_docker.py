@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from typing import Any
 
 from rock.errors import JobError
@@ -57,18 +58,21 @@ async def python_mounts(sandbox: Sandbox, python: str) -> list[dict[str, Any]]:
     Raises:
         JobError: it does not run, or lies among folders that a task has itself.
     """
-    probe = "import json, sys; print(json.dumps(sorted({sys.prefix, sys.base_prefix})))"
+    probe = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix]))"
     found = await sandbox.execute([python, "-c", probe], timeout=60)
     if found.exit_code != 0:
         raise JobError(
             f"environment.python {python} does not run in the sandbox: {found.stderr[-500:].strip()}", "docker"
         )
-    folders = json.loads(found.stdout)
+    named = {*json.loads(found.stdout), os.path.dirname(os.path.dirname(python)) if os.path.isabs(python) else "/"} - {
+        "/"
+    }
+    folders = [one for one in sorted(named) if not any(one.startswith(f"{other}/") for other in named)]
     shared = [folder for folder in folders if folder in ("/", "/usr", "/usr/local")]
     if shared:
         raise JobError(
             f"environment.python {python} lies in {shared[0]}, which a task's image has itself; give the sandbox a Python in a "
-            "folder of its own, or an agent that is installed in the task's container",
+            "folder of its own (python -m rock.runtime.own_python FOLDER), or an agent that is installed in the task's container",
             "docker",
         )
     return [{"type": "bind", "source": folder, "target": folder, "read_only": True} for folder in folders]

@@ -39,6 +39,8 @@ def main() -> None:
     inner_pid = 0
     try:
         join(request)
+        sys.path.clear()  # from here on the file system is the sandbox's: a forgotten import must fail, not run its files
+        sys.path_importer_cache.clear()
         pid_read, pid_write = os.pipe2(os.O_CLOEXEC)
         child = os.fork()
         if child == 0:

@@ -1,0 +1,32 @@
+"""Runs the tests of placement over Ray in the environment that has Ray, from one that has not."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).with_name("test_ray_placement.py")
+
+
+@pytest.mark.ray
+@pytest.mark.namespaces
+@pytest.mark.slow
+def test_sandboxes_are_placed_over_the_nodes_of_a_ray_cluster() -> None:
+    if importlib.util.find_spec("ray") is not None:
+        pytest.skip("this environment has Ray and runs test_ray_placement.py itself")
+    python = os.environ.get("TINKER_TEST_CLUSTER_PYTHON")
+    if not python or not Path(python).is_file():
+        pytest.skip("TINKER_TEST_CLUSTER_PYTHON names no Python with Ray (tests/cluster/install.sh makes one)")
+    done = subprocess.run(
+        [python, "-m", "pytest", str(TESTS), "-q", "-rs", "-p", "no:cacheprovider"],
+        cwd=TESTS.parents[3],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert " skipped" not in done.stdout and " passed" in done.stdout, done.stdout
