@@ -179,6 +179,42 @@ async def test_a_body_that_is_no_chat_completion_is_refused_with_the_reason(agen
     assert (await puller.health())["requests"] == 0
 
 
+@pytest.mark.parametrize(
+    "content",
+    [r'"\ud800"', r'"\u0000\u202e"', '[{"type":"text","text":"t"},{"type":"image_url"}]', "null", "7"],
+    ids=["half-a-surrogate", "control-characters", "parts", "null", "number"],
+)
+async def test_odd_but_well_formed_content_reaches_the_puller_and_the_journal_as_it_is(
+    running_model_service, agent, puller, content
+):
+    body = f'{{"model":5,"n":-1,"stream":"yes","messages":[{{"role":"user","content":{content}}}]}}'
+    call = asyncio.create_task(
+        agent.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    )
+    request = await puller.next_request(10)
+    assert request.body["messages"][0]["content"] == json.loads(content)
+    await puller.respond(1, completion("\ud800 back"))
+    assert (await call).status_code == 200
+    journal = read_journal(running_model_service.data_dir / "trajectory.jsonl")
+    assert json.dumps(json.loads(content)) in json.dumps(journal)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"m","messages":[{"role":"user","content":' + b"[" * 100_000 + b"]" * 100_000 + b"}]}",
+        b'{"model":"m","seed":' + b"9" * 10_000 + b',"messages":[{"role":"user","content":"x"}]}',
+        b'{"model":"m","messages":[{"role":"user","content":"\xff\xfe"}]}',
+        b'{"model":"m","top_p":Infinity,"messages":[{"role":"user","content":"x"}]}',
+    ],
+    ids=["deep", "huge-number", "no-utf8", "infinity"],
+)
+async def test_a_hostile_body_is_refused_and_the_service_goes_on(agent, puller, body):
+    refused = await agent.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert refused.status_code == 400 and refused.json()["error"]["message"]
+    assert (await puller.health())["requests"] == 0
+
+
 async def test_half_a_body_is_no_request(running_model_service, puller):
     body = json.dumps(chat("whole")).encode()
     with socket.create_connection(("127.0.0.1", running_model_service.port)) as link:
@@ -192,7 +228,8 @@ async def test_half_a_body_is_no_request(running_model_service, puller):
 async def test_an_answer_is_stored_once_and_bad_answers_are_refused(agent, puller):
     call = ask(agent, chat("q"))
     await puller.next_request(10)
-    for body, status in (({}, 400), ({"choices": [{}]}, 400), ({"error": "no"}, 400)):
+    strange = {"choices": [{"message": {"content": None, "tool_calls": ["no object"]}}]}
+    for body, status in (({}, 400), ({"choices": [{}]}, 400), ({"error": "no"}, 400), (strange, 400)):
         with pytest.raises(ModelServiceRefused) as refused:
             await puller.respond(1, body)
         assert refused.value.status == status

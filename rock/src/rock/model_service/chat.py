@@ -60,6 +60,9 @@ def complete_answer(answer: dict[str, Any], request: dict[str, Any], index: int,
             raise BadChatRequest(f"field 'choices[{position}].message' is missing or no object")
         message = {"role": "assistant", **choice["message"]}
         message.setdefault("content", None)
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+            raise BadChatRequest(f"field 'choices[{position}].message.tool_calls' is no list of objects")
         finish = "tool_calls" if message.get("tool_calls") else "stop"
         filled.append({"index": position, "finish_reason": finish, "logprobs": None, **choice, "message": message})
     defaults = {
