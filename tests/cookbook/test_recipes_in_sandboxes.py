@@ -24,7 +24,7 @@ from tinker_cookbook.recipes.harbor_rl import harbor_env
 from tinker_cookbook.renderers import Message, get_text_content
 from tinker_cookbook.sandbox import RockSandbox, SandboxCodeRunner, SandboxFusionClient
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.namespaces, pytest.mark.timeout(300, func_only=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(300, func_only=True)]
 
 PROGRAM = "```python\nprint(0)\n```"
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "touch /root/done"}}\n</tool_call>'

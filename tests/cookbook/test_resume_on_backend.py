@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from recipe_backend import RecipeBackend, metric_rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 STEPS = 6
 SUMS = [(x, y, total) for x in range(3) for y in range(3) for total in range(5)]
 COMMON: dict[str, Any] = {"renderer_name": "qwen3_instruct", "log_path": "run", "lora_rank": 4, "save_every": 2}
