@@ -112,6 +112,17 @@ async def test_a_ledger_of_another_schema_is_refused(tmp_path: Path) -> None:
         Ledger(f"sqlite:///{tmp_path / 'ledger.db'}").open()
 
 
+def test_a_second_server_over_the_same_ledger_does_not_start(
+    make_backend: Callable[..., Any], start_backend: Any, new_wire: Any
+) -> None:
+    backend = make_backend()
+    with pytest.raises(RuntimeError, match=f"process {backend.process.pid}"):
+        start_backend(backend.folder, {}, {})
+    assert new_wire(backend.url).http.get("healthz").status_code == 200
+    backend.kill()
+    backend.start()  # a killed server holds nothing
+
+
 @pytest.fixture
 def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A PostgreSQL server on a socket of its own; skips where there is none to start."""
@@ -149,6 +160,8 @@ def test_a_server_over_postgresql_goes_on_after_kills(
     backend.kill()
     backend.start()
     assert [wire.result(promise)["metrics"]["steps"] for promise in promises] == list(range(1, 9))
+    with pytest.raises(RuntimeError, match="another server uses this database"):
+        make_backend(name="second", ledger={"url": postgres_url})
     saved = wire.result(wire.post("save_weights", model_id=model, seq_id=9, path="end"))
     assert saved["path"].endswith("/weights/end")
     assert wire.http.get("status").json()["ledger"]["kind"] == "postgresql"

@@ -24,6 +24,7 @@ from sqlalchemy.pool import StaticPool
 
 from ..errors import LedgerError
 from . import tables
+from .exclusive import Exclusive
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Ledger:
         self._fsync = fsync
         self.in_memory = url == "memory"
         self._engine: Engine | None = None
+        self._exclusive = Exclusive()
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -65,13 +67,14 @@ class Ledger:
         return self._jobs.qsize()
 
     def open(self) -> None:
-        """Connects, makes missing tables and starts the thread. Raises LedgerError."""
+        """Connects, makes missing tables and starts the thread. Raises LedgerError, also when another server has it."""
         self._engine = _engine(self.url, self._fsync)
         try:
+            self._exclusive.claim(self._engine)
             tables.metadata.create_all(self._engine)
             with self._engine.begin() as connection:
                 _check_version(connection)
-        except sa.exc.SQLAlchemyError as error:
+        except (sa.exc.SQLAlchemyError, OSError) as error:
             raise LedgerError(f"the ledger {self._shown_url()} cannot be opened: {_cause(error)}") from error
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
@@ -93,6 +96,7 @@ class Ledger:
         if self._thread is not None:
             self._jobs.put(None)
             await asyncio.to_thread(self._thread.join, 30)
+        self._exclusive.release()
         if self._engine is not None:
             self._engine.dispose()
 
@@ -225,5 +229,5 @@ def _check_version(connection: Connection) -> None:
         )
 
 
-def _cause(error: sa.exc.SQLAlchemyError) -> str:
+def _cause(error: Exception) -> str:
     return str(getattr(error, "orig", None) or error)
