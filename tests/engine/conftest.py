@@ -67,12 +67,14 @@ def new_trainer(base: BaseModel) -> Callable[..., TorchTrainer]:
 
 @pytest.fixture
 def new_sampler(base: BaseModel) -> Callable[..., TorchSampler]:
-    """Makes a sampler over the base model, which serves the bare base as ``base``."""
+    """Makes a sampler over the base model, prepared as an idle engine does it, which serves the base as ``base``."""
 
     def make(
         kv_tokens: int = 8192, batch: int = 16, read_tokens: int = 64, model: BaseModel | None = None
     ) -> TorchSampler:
         sampler = TorchSampler({"tiny": model or base}, kv_tokens, batch, read_tokens)
+        for _ in sampler.prepare():
+            pass
         sampler.load("base", "tiny", None)
         return sampler
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from tinker_backend.runtime import engine as engine_module
+from tinker_backend.runtime.arrivals import Burst
 from tinker_backend.runtime.base_model import BaseModel
 from tinker_backend.runtime.calls import Call
 from tinker_backend.runtime.engine import Engine
@@ -164,3 +168,78 @@ def test_a_call_that_fails_is_answered_and_the_engine_goes_on(
     with pytest.raises(RuntimeFault, match=message):
         raise answer
     assert client.call("status")["runs"] == []
+
+
+def test_a_burst_of_samples_is_decoded_together(
+    engine: Engine, start: Callable[[], None], data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    decode = engine.sampler._decode
+
+    def noted(weight_set: Any) -> None:
+        rows.append(weight_set.running)
+        decode(weight_set)
+
+    monkeypatch.setattr(engine.sampler, "_decode", noted)
+    start()
+    client = Client(engine)
+    client.call("load_sampler", version="base", base_model="tiny", path=None)
+    prompt = data.tokens(20)
+
+    def request(i: int) -> SampleRequest:
+        return SampleRequest(f"q{i}", "base", prompt, max_tokens=6, seed=i, stop_token_ids=[])
+
+    waits = []
+    for i in range(8):
+        waits.append(client.submit("sample", request=request(i)))
+        threading.Event().wait(0.001)
+    assert [len(wait().sequences[0].tokens) for wait in waits] == [6] * 8
+    assert max(rows) == 8 and len(rows) <= 2 * 5  # nearly all of it in steps of eight rows
+    rows.clear()
+    assert len(client.submit("sample", request=request(9))().sequences[0].tokens) == 6
+    assert rows == [1] * 5
+
+
+def test_only_the_start_of_a_burst_is_waited_for() -> None:
+    burst = Burst()
+    burst.note(10.0)
+    assert burst.patience(10.0, running=0) == 0  # a lonely request
+    burst.note(10.002)
+    assert 0.0 < burst.patience(10.003, running=1) <= 0.005
+    assert burst.patience(10.003, running=5) == 0  # sequences that ran before it
+    assert burst.patience(10.008, running=1) == 0  # nobody came for a while
+    burst.note(10.1)
+    assert burst.patience(10.1, running=0) == 0  # another burst begins
+    for i in range(200):
+        burst.note(10.1 + 0.002 * i)
+    assert burst.patience(10.5, running=1) == 0  # it has lasted long enough
+
+
+def test_sampler_weights_are_written_aside_as_they_were_when_asked(
+    engine: Engine, start: Callable[[], None], data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, write = threading.Event(), engine_module.save_run
+
+    def slow(*args: Any) -> Any:
+        assert gate.wait(WAIT)
+        return write(*args)
+
+    monkeypatch.setattr(engine_module, "save_run", slow)
+    start()
+    client = Client(engine)
+    client.call("create", run=RunSpec("run", "tiny", LoraSpec(rank=2, seed=1)))
+    before = engine.trainer.runs["run"].values.clone()
+    saved = client.submit("save", run_id="run", path=str(tmp_path / "w"), kind="sampler")
+    # While the disk is slow the run goes on, and its samples too.
+    for step in range(2):
+        client.call("forward_backward", batch=[LossRequest("run", step, data.batch(2, 8), "cross_entropy")])
+        client.call("optim_step", run_id="run", params=OptimParams(learning_rate=0.1))
+    client.call("publish", run_id="run", version="v1")
+    client.call("sample", request=SampleRequest("q", "v1", data.tokens(5), max_tokens=2, seed=1))
+    gate.set()
+    assert saved().size_bytes > 0
+    assert (engine.trainer.runs["run"].values != before).any()
+    client.call("load", run=RunSpec("again", "tiny", LoraSpec(rank=2)), path=str(tmp_path / "w"), optimizer=False)
+    assert torch.equal(engine.trainer.runs["again"].values, before)
+    missing = client.call("save", run_id="nobody", path=str(tmp_path / "x"), kind="sampler")
+    assert isinstance(missing, RuntimeFault) and "nobody" in str(missing)

@@ -130,7 +130,8 @@ def test_a_published_version_copies_no_weights_and_is_freed_when_dropped(
     version = sampler.versions["v1"]
     assert version.adapter is not None
     assert version.adapter.flat.data_ptr() == trainer.runs["run"].values.data_ptr()
-    assert version.weight_set.weights is version.base.weights
+    assert version.weight_set is sampler.versions["base"].weight_set
+    assert all(version.weight_set.weights[name] is weight for name, weight in version.base.weights.items())
     sampled(sampler, request_of(sampler="v1"))
     assert sampler.batcher.prefixes.tokens > 0
     trainer.forward_backward([LossRequest("run", 1, data.batch(2), "cross_entropy")])

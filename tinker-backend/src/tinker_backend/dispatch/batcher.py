@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 from ..runtime.roles import LossResult, RuntimeFault
+from .companions import Companions
 from .link import RuntimeLink
 from .run import Operation
 
@@ -35,6 +38,8 @@ class Batcher:
         self.calls = 0
         self.requests = 0
         self.largest = 0
+        self._companions = Companions()
+        self._arrival = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def forward_backward(
@@ -44,7 +49,8 @@ class Batcher:
         answer: asyncio.Future[list[LossResult | RuntimeFault]] = asyncio.get_running_loop().create_future()
         tokens = sum(operation.tokens for operation in operations)
         self._waiting.append(_Waiting(base_model, operations, tokens, link, answer))
-        self._pump()
+        self._arrival.set()
+        self._pump(idle=True)
         return await answer
 
     async def other(self, link: RuntimeLink, method: str, **params: Any) -> Any:
@@ -57,11 +63,12 @@ class Batcher:
             self._others -= 1
             self._pump()
 
-    def _pump(self) -> None:
+    def _pump(self, idle: bool = False) -> None:
+        """Sends what waits when the trainer is free; ``idle``: it was so before."""
         if self._busy or self._others or not self._waiting:
             return
         self._busy = True
-        task = asyncio.create_task(self._send())
+        task = asyncio.create_task(self._send(idle))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -80,10 +87,29 @@ class Batcher:
         self._waiting = left
         return group
 
-    async def _send(self) -> None:
+    async def _await_companions(self) -> None:
+        """Gives the runs that shared the last passes a moment to join this one."""
+        deadline = time.monotonic() + (patience := self._companions.patience(self._waiting_runs()))
+        if patience <= 0:
+            return
+        size = len(self._waiting)
+        while self._companions.missing(self._waiting_runs()) and (left := deadline - time.monotonic()) > 0:
+            self._arrival.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._arrival.wait()
+        self._companions.waited(len(self._waiting) > size)
+
+    def _waiting_runs(self) -> set[str]:
+        return {operation.promise.target for waiting in self._waiting for operation in waiting.operations}
+
+    async def _send(self, idle: bool) -> None:
         # One turn of the loop lets runs that became ready in the same instant join.
         await asyncio.sleep(0)
+        if idle:  # else the others had the time of a whole pass to come
+            await self._await_companions()
         group = self._take()
+        started = time.monotonic()
         requests = [operation.params["request"] for waiting in group for operation in waiting.operations]
         self.calls += 1
         self.requests += len(requests)
@@ -97,6 +123,8 @@ class Batcher:
                 if not waiting.answer.done():
                     waiting.answer.set_exception(error)
         else:
+            runs = [operation.promise.target for waiting in group for operation in waiting.operations]
+            self._companions.passed(runs, time.monotonic() - started)
             for waiting in group:
                 mine = results[: len(waiting.operations)]
                 results = results[len(waiting.operations) :]

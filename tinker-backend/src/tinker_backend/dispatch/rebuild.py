@@ -113,7 +113,8 @@ async def save_versions(services: Services, run: Run, link: RuntimeLink) -> None
     names = list(run.unsaved_versions)
     folder = services.store.folders.sampler(names[0])
     await asyncio.to_thread(remove_tree, folder)
-    await services.batcher.other(link, "save", run_id=run.run_id, path=str(folder), kind="sampler")
+    # No call to the trainer: the runtime writes aside, and the passes of other runs need not wait for the disk.
+    await link.call("save", services.call_timeout, run_id=run.run_id, path=str(folder), kind="sampler")
     services.samplers.saved(names, folder)
     del run.unsaved_versions[: len(names)]
     await services.samplers.shrink(link)

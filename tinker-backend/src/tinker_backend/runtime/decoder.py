@@ -18,6 +18,7 @@ from tinker_backend.runtime.architecture import Architecture
 from tinker_backend.runtime.head import Head
 from tinker_backend.runtime.kernels import activation, gated_activation, layer_norm, rms_norm
 from tinker_backend.runtime.lora import AdapterSegment, lora_linear
+from tinker_backend.runtime.packed_weights import SUFFIX
 from tinker_backend.runtime.rotary import rotary_tables, rotate
 
 Weights = Mapping[str, Tensor]
@@ -92,13 +93,25 @@ class Decoder:
                 )
             else:
                 x = compute(weights, x, layer, rotation, attend, adapters)
-        return self._norm({n: weights[n].float() for n in weights if n.startswith("final_norm.")}, x, "final_norm")
+        last = {n: weights[n].float() for n in ("final_norm.weight", "final_norm.bias") if n in weights}
+        return self._norm(last, x, "final_norm")
 
     def head(self, weights: Weights, segments: list[AdapterSegment]) -> Head:
         """The output projection, in float32 where ``with_head`` made one."""
         narrow = weights["embed"] if self.architecture.tied else weights["head.weight"]
-        key = (self.architecture.layers, "head")
-        return Head(weights.get(PRECISE_HEAD, narrow), narrow, weights.get("head.bias"), segments, key)
+        key, used = (self.architecture.layers, "head"), self.head_name(weights)
+        packed = weights.get(used + SUFFIX)
+        return Head(weights[used], narrow, weights.get("head.bias"), segments, key, packed)
+
+    def head_name(self, weights: Weights) -> str:
+        """Name of the weight that makes the logits."""
+        return PRECISE_HEAD if PRECISE_HEAD in weights else "embed" if self.architecture.tied else "head.weight"
+
+    def projection_names(self, weights: Weights) -> list[str]:
+        """Names of all weights that rows are multiplied with."""
+        layers = range(self.architecture.layers)
+        names = [f"layers.{layer}.{group}.weight" for layer in layers for group in ("qkv", "o", "up", "down")]
+        return [*names, self.head_name(weights)]
 
     def with_head(self, weights: Weights) -> Weights:
         """The weights, on a CPU with a float32 copy of a narrower output embedding.
@@ -121,7 +134,8 @@ class Decoder:
         weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
         if adapters.trained:
             return F.linear(x, weight, bias)
-        return lora_linear(x, weight, bias, adapters.segments, (layer, group))
+        packed = weights.get(f"{name}.weight{SUFFIX}")
+        return lora_linear(x, weight, bias, adapters.segments, (layer, group), packed)
 
     def block(
         self,

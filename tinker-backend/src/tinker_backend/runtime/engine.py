@@ -11,16 +11,17 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from tinker_backend.runtime.arrivals import Burst
 from tinker_backend.runtime.base_model import BaseModel
 from tinker_backend.runtime.calls import Call, trainer_call
 from tinker_backend.runtime.roles import LossRequest, LossResult, RuntimeFault, SampleRequest
 from tinker_backend.runtime.torch_sampler import TorchSampler
 from tinker_backend.runtime.torch_trainer import Steps, TorchTrainer
-from tinker_backend.runtime.weight_files import weights_info
+from tinker_backend.runtime.weight_files import save_run, weights_info
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,9 @@ class Engine:
         self._stopping = False
         self._pass: tuple[list[Call], Steps] | None = None
         self._used = {"training": 0.0, "sampling": 0.0}
+        self._burst = Burst()
+        self._writer = ThreadPoolExecutor(1, "writer")
+        self._spare_work: Iterator[None] | None = sampler.prepare()
 
     def submit(self, call: Call) -> None:
         """Queues a call; its reply is called on the engine thread."""
@@ -58,14 +62,36 @@ class Engine:
         """Works until ``stop``."""
         while True:
             with self._wake:
-                while not (self._inbox or self._stopping or self._busy()):
+                while not (self._inbox or self._stopping or self._busy() or self._spare_work):
                     self._wake.wait()
+                if not (self._inbox or self._stopping) and (patience := self._patience()) > 0:
+                    self._wake.wait(patience)
                 if self._stopping:
                     return
                 arrived, self._inbox = list(self._inbox), deque()
             for call in arrived:
                 self._accept(call)
-            self._work()
+            if self._spare_work and not self._busy():
+                self._use_spare_time()
+            if self._patience() <= 0:
+                self._work()
+
+    def _patience(self) -> float:
+        """Seconds to wait for more requests before the next step, when all work is the start of a burst of samples."""
+        if self._training or self._pass or self.sampler.idle:
+            return 0.0
+        return self._burst.patience(time.monotonic(), self.sampler.batcher.running)
+
+    def _use_spare_time(self) -> None:
+        """One piece of what makes later work faster; nothing depends on it."""
+        assert self._spare_work is not None
+        try:
+            next(self._spare_work)
+        except StopIteration:
+            self._spare_work = None
+        except Exception:
+            log.exception("preparing the sampler failed; it works on without")
+            self._spare_work = None
 
     def queues(self) -> dict[str, int]:
         """Lengths of the queues, for status."""
@@ -82,6 +108,7 @@ class Engine:
 
     def _accept(self, call: Call) -> None:
         if call.method == "sample":
+            self._burst.note(call.arrived)
             self._begin_sample(call)
         elif call.method in ("cancel", "load_sampler", "drop_sampler", "read_weights_info", "status"):
             self._answer(call, lambda: self._immediate(call.method, call.params))
@@ -167,7 +194,10 @@ class Engine:
         if self._pass is None:
             if self._training[0].method != "forward_backward":
                 call = self._training.popleft()
-                self._answer(call, lambda: self._training_call(call.method, call.params))
+                if call.method == "save" and call.params.get("kind") == "sampler":
+                    self._save_aside(call)
+                else:
+                    self._answer(call, lambda: self._training_call(call.method, call.params))
                 return
             calls = self._take_forward_backwards()
             batch: list[LossRequest] = [request for call in calls for request in call.params["batch"]]
@@ -183,6 +213,16 @@ class Engine:
             log.exception("forward_backward failed")
             for call in calls:
                 call.reply(RuntimeFault(f"forward_backward failed: {type(error).__name__}: {error}"))
+
+    def _save_aside(self, call: Call) -> None:
+        """Writes weights for a sampler on a thread of its own: the disk must not hold up samples and other runs."""
+        try:
+            frozen = self.trainer.run(call.params["run_id"]).frozen()
+        except (RuntimeFault, KeyError) as error:
+            call.reply(error if isinstance(error, RuntimeFault) else RuntimeFault(f"save: {error} is missing"))
+            return
+        path = call.params["path"]
+        self._writer.submit(self._answer, call, lambda: save_run(frozen, path, "sampler"))
 
     def _take_forward_backwards(self) -> list[Call]:
         """The first call, and every later forward_backward whose runs have nothing else queued before it."""

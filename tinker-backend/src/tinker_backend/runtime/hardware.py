@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +82,49 @@ def use_fast_float32() -> bool:
     return exact
 
 
-@contextmanager
-def small_products() -> Iterator[None]:
-    """Within it float32 products go to MKL again, which is many times faster for those of a few rows."""
-    products: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before = products.fp32_precision
-    products.fp32_precision = "ieee"
+class SmallProducts:
+    """Within it float32 products go to MKL again, which is many times faster for those of a few rows. May be nested."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._before = ""
+
+    def __enter__(self) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            products: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+            self._before = products.fp32_precision
+            products.fp32_precision = "ieee"
+
+    def __exit__(self, *_error: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            products: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+            products.fp32_precision = self._before
+
+
+_SMALL_PRODUCTS = SmallProducts()
+
+
+def small_products() -> SmallProducts:
+    """A block whose float32 products have few rows. For the one thread that computes."""
+    return _SMALL_PRODUCTS
+
+
+def available_memory() -> int | None:
+    """Bytes that can still be had without swapping, within the limit of the control group; None when nobody knows."""
+    known: list[int] = []
     try:
-        yield
-    finally:
-        products.fp32_precision = before
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                known.append(int(line.split()[1]) * 1024)
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        if limit.isdecimal():
+            used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+            known.append(max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass
+    return min(known) if known else None
 
 
 def pick_device(name: str) -> torch.device:

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tinker_backend.runtime.lora import AdapterSegment, Key, low_rank_backward
+from tinker_backend.runtime.lora import AdapterSegment, Key, add_low_rank, low_rank_backward
+from tinker_backend.runtime.packed_weights import packed_linear
 
 _CHUNK_BYTES = 64 * 1024 * 1024
 _SPARSE = 0.9
@@ -34,11 +35,24 @@ class Head:
     bias: Tensor | None
     segments: list[AdapterSegment]
     key: Key
+    packed: Tensor | None = None
+    """``weight`` in another order (see ``packed_weights``), for logits that are not differentiated."""
 
     @property
     def chunk_rows(self) -> int:
         """Rows whose float32 logits stay within the chunk budget."""
         return max(16, _CHUNK_BYTES // (4 * self.weight.shape[0]))
+
+    def sampling_logits(self, hidden: Tensor, segments: list[AdapterSegment]) -> Tensor:
+        """float32 logits (n, V) and nothing that a backward needs."""
+        hidden = hidden.to(self.weight.dtype)
+        bias = None if self.bias is None else self.bias.to(self.weight.dtype)
+        if self.packed is not None:
+            out = packed_linear(hidden, self.packed, bias)
+        else:
+            out = F.linear(hidden, self.weight, bias)
+        add_low_rank(hidden, out, segments, self.key)
+        return out.float()
 
     def logits(self, hidden: Tensor, segments: list[AdapterSegment]) -> tuple[Tensor, list[Tensor | None]]:
         """float32 logits (n, V) and hidden A^T per segment."""

@@ -12,6 +12,7 @@ import math
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,9 +22,13 @@ from torch import Tensor
 from tinker_backend.runtime.architecture import Architecture
 from tinker_backend.runtime.autograd import apply
 from tinker_backend.runtime.hardware import small_products
+from tinker_backend.runtime.packed_weights import packed_linear
 from tinker_backend.runtime.roles import LoraSpec
 
-_FEW_ROWS = 64
+_SMALL_ROWS = 64
+"""Up to so many rows a segment's float32 products are small ones."""
+_FEW_ROWS = 8
+"""Up to so many rows narrow products cost their calls alone, and those of float32 cost least."""
 Key = tuple[int, str]
 """(layer, group); the head is (layers, "head")."""
 
@@ -118,6 +123,11 @@ class PackedProjection:
     a_RI: Tensor
     b_OR: Tensor
 
+    @cached_property
+    def wide(self) -> tuple[Tensor, Tensor]:
+        """The same two in float32, for samplers with few rows."""
+        return self.a_RI.float(), self.b_OR.float()
+
 
 class Adapter:
     """An immutable view of adapter weights, ready for the forward. Packed on first use."""
@@ -184,13 +194,43 @@ class AdapterSegment:
     sink: GradientSink | None = None
 
 
-def lora_linear(x: Tensor, weight: Tensor, bias: Tensor | None, segments: list[AdapterSegment], key: Key) -> Tensor:
-    """``x W^T + bias`` with every segment's low-rank term; only x is differentiated, sinks take the rest."""
+def lora_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    segments: list[AdapterSegment],
+    key: Key,
+    packed: Tensor | None = None,
+) -> Tensor:
+    """``x W^T + bias`` with every segment's low-rank term; only x is differentiated, sinks take the rest.
+
+    ``packed`` is the weight in another order (see ``packed_weights``), for products that are not differentiated.
+    """
     if torch.is_grad_enabled() and x.requires_grad:
         return apply(_LoraLinear, x, weight, bias, segments, key)
-    out = F.linear(x, weight, bias)
-    _add_low_rank(x, out, segments, key)
+    out = F.linear(x, weight, bias) if packed is None else packed_linear(x, packed, bias)
+    if len(segments) > 1 or segments[0].adapter is not None:
+        add_low_rank(x, out, segments, key)
     return out
+
+
+def add_low_rank(x: Tensor, out: Tensor, segments: list[AdapterSegment], key: Key) -> None:
+    """Adds the low-rank terms to ``out``, for products that are not differentiated."""
+    for segment in segments:
+        packed = segment.adapter.packed(key) if segment.adapter is not None else None
+        if packed is None:
+            continue
+        count = segment.stop - segment.start
+        alone = count == x.shape[0]
+        rows, target = (x, out) if alone else (x[segment.start : segment.stop], out[segment.start : segment.stop])
+        if count <= _FEW_ROWS and out.dtype != torch.float32 and out.device.type == "cpu":
+            a, b = packed.wide
+            with small_products():
+                u = (rows.float() @ a.t()).to(out.dtype).float()
+                target.add_(u @ b.t())
+        else:
+            with small_products() if count <= _SMALL_ROWS else nullcontext():
+                target.addmm_(rows @ packed.a_RI.t(), packed.b_OR.t())
 
 
 def _add_low_rank(x: Tensor, out: Tensor, segments: list[AdapterSegment], key: Key) -> list[Tensor | None]:
@@ -208,9 +248,8 @@ def _add_low_rank(x: Tensor, out: Tensor, segments: list[AdapterSegment], key: K
 
 
 def _products_of(segments: list[AdapterSegment]) -> AbstractContextManager[None]:
-    """Many runs with few rows each make many small products."""
-    few = len(segments) > 1 and all(s.stop - s.start <= _FEW_ROWS for s in segments)
-    return small_products() if few else nullcontext()
+    """Runs with few rows each make small products."""
+    return small_products() if all(s.stop - s.start <= _SMALL_ROWS for s in segments) else nullcontext()
 
 
 def low_rank_backward(

@@ -13,10 +13,11 @@ from tinker_backend.runtime.autograd import apply
 
 
 def rotary_tables(architecture: Architecture, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, float32 (length, rotary_dim / 2)."""
+    """Cosines and signed sines as ``rotate`` takes them, float32 (length, rotary_dim)."""
     frequencies, scale = _frequencies(architecture.rotary_dim, architecture.rope, architecture.max_positions)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
-    return (angles.cos() * scale).to(device), (angles.sin() * scale).to(device)
+    cos, sin = angles.cos() * scale, angles.sin() * scale
+    return torch.cat((cos, cos), -1).to(device), torch.cat((-sin, sin), -1).to(device)
 
 
 def _frequencies(dim: int, rope: dict[str, Any], max_positions: int) -> tuple[Tensor, float]:
@@ -74,19 +75,20 @@ def _yarn(frequencies: Tensor, dim: int, base: float, rope: dict[str, Any], max_
 
 
 def rotate(x_THd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the first ``2 * cos.shape[-1]`` features of every head; cos and sin are (T, 1, rotary_dim / 2)."""
+    """Rotates the first ``cos.shape[-1]`` features of every head; cos and sin are (T, 1, rotary_dim).
+
+    Feature i of the first half is paired with feature i of the second; the sines of the first half are negative.
+    """
     return apply(_Rotate, x_THd, cos, sin) if torch.is_grad_enabled() else _rotated(x_THd, cos, sin)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = cos.shape[-1]
-    first, second = x[..., :half], x[..., half : 2 * half]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    out[..., :half] = first * cos - second * sin
-    out[..., half : 2 * half] = second * cos + first * sin
-    if 2 * half < x.shape[-1]:
-        out[..., 2 * half :] = x[..., 2 * half :]
-    return out
+    size = cos.shape[-1]
+    turned = (x if size == x.shape[-1] else x[..., :size]).float()
+    half = size // 2
+    swapped = torch.cat((turned[..., half:], turned[..., :half]), -1)
+    out = (turned * cos).addcmul_(swapped, sin).to(x.dtype)
+    return out if size == x.shape[-1] else torch.cat((out, x[..., size:]), -1)
 
 
 class _Rotate(torch.autograd.Function):

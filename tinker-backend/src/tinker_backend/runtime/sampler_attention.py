@@ -73,10 +73,11 @@ class DecodeAttention:
                 continue
             lengths = [owner.cached for owner in pool.owners]
             longest = max(lengths) + 1
+            even = min(lengths) + 1 == longest
             order = [place[id(owner)] for owner in pool.owners]
             positions = torch.tensor(lengths, device=base.device)
             mask = None
-            if min(lengths) + 1 < longest:
+            if not even:
                 mask = (torch.arange(longest, device=base.device)[None, :] <= positions[:, None])[:, None, None, :]
             self._pools.append(
                 (
@@ -86,6 +87,7 @@ class DecodeAttention:
                     positions,
                     longest,
                     mask,
+                    even,
                 )
             )
 
@@ -93,12 +95,16 @@ class DecodeAttention:
         heads, dim = q.shape[1:]
         kv_heads = k.shape[1]
         out: Tensor | None = None
-        for pool, order, rows, positions, longest, mask in self._pools:
+        for pool, order, rows, positions, longest, mask, even in self._pools:
             q_p, k_p, v_p = (q, k, v) if order is None else (q[order], k[order], v[order])
             keys, values = pool.kv[2 * layer], pool.kv[2 * layer + 1]
-            keys[rows, :, positions] = k_p
-            values[rows, :, positions] = v_p
             count = rows.shape[0]
+            if even:
+                keys[:count, :, longest - 1] = k_p
+                values[:count, :, longest - 1] = v_p
+            else:
+                keys[rows, :, positions] = k_p
+                values[rows, :, positions] = v_p
             # The query heads of one key head stand in the place of query positions.
             grouped = q_p.reshape(count, kv_heads, heads // kv_heads, dim)
             with small_products():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, InvalidStateError
 from contextlib import nullcontext
@@ -19,6 +19,7 @@ from tinker_backend.runtime.decoder import Adapters
 from tinker_backend.runtime.hardware import small_products
 from tinker_backend.runtime.head import Head, clip_segments
 from tinker_backend.runtime.lora import Adapter, AdapterLayout, AdapterSegment
+from tinker_backend.runtime.packed_weights import packing
 from tinker_backend.runtime.prompt_scores import PromptScores
 from tinker_backend.runtime.roles import (
     LoraSpec,
@@ -50,12 +51,19 @@ class TorchSampler:
     ) -> None:
         self.models = models
         self.versions: dict[str, SamplerVersion] = {}
-        self._base_sets = {id(base): WeightSet(base, base.weights) for base in models.values()}
+        self._base_sets = {id(base): WeightSet(base, dict(base.weights)) for base in models.values()}
         self._own_sets: list[WeightSet] = []
         self._jobs: dict[str, Job] = {}
         self._turn = 0
         longest = max(base.context for base in models.values())
         self.batcher = Batcher(max(kv_cache_tokens, 3 * longest), max_batch_size, read_tokens, self._weight_sets)
+
+    def prepare(self) -> Iterator[None]:
+        """Packs the base weights, one a turn, for time that nobody needs; samples run before, during and after it."""
+        for weight_set in self._base_sets.values():
+            weights, decoder = weight_set.weights, weight_set.base.decoder
+            assert isinstance(weights, dict)
+            yield from packing(weight_set.base.weights, weights, decoder.projection_names(weights))
 
     # --- versions
 
@@ -251,7 +259,7 @@ class TorchSampler:
                 [p.segment.last_hidden for p in starting if p.segment and p.segment.last_hidden is not None]
             )
             segments = _segments([(p.job.version, 1) for p in starting])
-            logits, _ = self._head(starting[0].job.version.weight_set, segments).logits(hidden, segments)
+            logits = self._head(starting[0].job.version.weight_set, segments).sampling_logits(hidden, segments)
             owners = [(place, sample) for place, p in enumerate(starting) for sample in p.samples]
             spread = logits[torch.tensor([place for place, _ in owners], device=logits.device)]
             self._append([sample for _, sample in owners], spread)
@@ -272,7 +280,7 @@ class TorchSampler:
                 for row in range(low, high, head.chunk_rows):
                     end = min(row + head.chunk_rows, high)
                     first, last = at + row - chunk.start, at + end - chunk.start
-                    logits, _ = head.logits(hidden[first:last], clip_segments(head.segments, first, last))
+                    logits = head.sampling_logits(hidden[first:last], clip_segments(head.segments, first, last))
                     scores.collect(row, logits, torch.logsumexp(logits, -1, keepdim=True))
             at += size
 
@@ -290,7 +298,7 @@ class TorchSampler:
         hidden = base.decoder.hidden(weight_set.weights, tokens, positions, attention, Adapters(segments))
         for sample in samples:
             sample.cached += 1
-        logits, _ = self._head(weight_set, segments).logits(hidden, segments)
+        logits = self._head(weight_set, segments).sampling_logits(hidden, segments)
         self._append(samples, logits)
         for sample in samples:
             if sample.stop_reason is not None:

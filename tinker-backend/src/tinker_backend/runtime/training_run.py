@@ -81,6 +81,11 @@ class TrainingRun:
         """Someone keeps the present values; the next step writes elsewhere."""
         self.shared = True
 
+    def frozen(self) -> TrainingRun:
+        """The run with its present weights and nothing else, for who reads them while the run goes on."""
+        self.share()
+        return TrainingRun(self.spec, self.base, self.layout, self.values, step=self.step)
+
     def add_gradients(self, staged: Tensor) -> None:
         """Adds what one call collected; takes ownership of ``staged``."""
         self.gradients = staged if self.gradients is None else self.gradients.add_(staged)
