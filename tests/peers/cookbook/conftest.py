@@ -21,7 +21,15 @@ import pytest
 
 HERE = Path(__file__).parent
 HOME = Path(os.environ.get("TINKER_PEER_HOME", Path.home() / ".cache/tinker-backend/peers"))
-HUB_NAMES = ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B-Base")
+HUB_NAMES = (
+    "Qwen/Qwen3-8B",
+    "Qwen/Qwen3-8B-Base",
+    "Qwen/Qwen3.5-4B",
+    "Qwen/Qwen3.5-9B",
+    "Qwen/Qwen3.5-9B-Base",
+    "Qwen/Qwen3.6-27B",
+    "Qwen/Qwen3.6-35B-A3B",
+)
 """Names that the cookbook knows renderers for; here they are folders of the workspace and aliases of the server."""
 
 
