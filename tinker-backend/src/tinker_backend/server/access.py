@@ -10,7 +10,7 @@ from .backend import Backend
 from .principal import Principal, current
 
 
-def _backend(request: Request) -> Backend:
+async def _backend(request: Request) -> Backend:
     backend: Backend = request.app.state.backend
     return backend
 

@@ -70,7 +70,7 @@ def open_authenticator(keys_file: Path | None) -> Authenticator:
     return open_key_file(keys_file)
 
 
-def current(request: Request) -> Principal:
-    """The caller of this request, for use as a FastAPI dependency."""
+async def current(request: Request) -> Principal:
+    """The caller of this request, for use as a FastAPI dependency; a plain function would cost a thread each time."""
     principal: Principal = request.state.principal
     return principal
