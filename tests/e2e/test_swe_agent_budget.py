@@ -21,6 +21,7 @@ PROGRAM = """
 import json, pathlib, sys, tempfile
 from rock.harbor.swe_agent import _MERGE, BudgetedSweAgent
 kwargs = json.loads(sys.argv[1])
+BudgetedSweAgent.preflight(kwargs, {})  # as Harbor does before it queues a trial
 agent = BudgetedSweAgent(pathlib.Path(tempfile.mkdtemp()), model_name="openai/local", **kwargs)
 print(json.dumps({"flags": agent.build_cli_flags(), "version": agent.version(), "over": agent.overrides, "merge": _MERGE}))
 """
@@ -57,6 +58,12 @@ def test_the_template_s_budget_reaches_flags_and_configuration(tmp_path):
     assert agent["tools"] == {"x": 1}
     assert agent["history_processors"][0] == {"type": "last_n_observations", "n": 8, "polling": 1}
     assert agent["model"]["per_instance_call_limit"] == 31  # 32 turns: the agent makes one call more than its limit
+
+
+def test_the_bundle_passes_harbor_s_own_check_of_arguments_and_a_mistyped_one_does_not():
+    assert run({"bundle": "/opt/public/a.tar.gz", "bundle_sha256": "a" * 64}).returncode == 0
+    done = run({"max_outptu_tokens": 5})
+    assert done.returncode != 0 and "max_outptu_tokens" in done.stderr
 
 
 def test_a_wrong_number_is_refused_by_name():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,14 @@ from rock.harbor.swe_bundle import BundleError, check_archive, file_digest
 PINNED_VERSION = "3ea751c087f32b16e039a2233dd6eefecef325d5"
 CONFIG = "/opt/sweagent-configs/budget.yaml"
 _OVERRIDES = "/opt/sweagent-configs/budget-overrides.yaml"
+# Whole numbers among the arguments, with their defaults.
+_BUDGET = {
+    "max_input_tokens": 32768,
+    "max_output_tokens": 8192,
+    "max_observation_length": 12000,
+    "last_n_observations": 8,
+    "per_instance_call_limit": 31,
+}
 _UNPACKED_FROM = "/tmp/sweagent-bundle.tar.gz"
 # Nothing of a grader may be there before the agent has ended.
 _UNPACK = f"""set -e
@@ -58,49 +67,19 @@ class BudgetedSweAgent(SweAgent):
             SWE-agent is fetched and installed in the container, which needs a network there.
     """
 
-    def __init__(
-        self,
-        logs_dir: Path,
-        *args: Any,
-        max_input_tokens: int | str = 32768,
-        max_output_tokens: int | str = 8192,
-        max_observation_length: int | str = 12000,
-        last_n_observations: int | str = 8,
-        per_instance_call_limit: int | str = 31,
-        temperature: float | str = 1.0,
-        top_p: float | str = 1.0,
-        completion_kwargs: dict[str, Any] | str | None = None,
-        version: str | None = PINNED_VERSION,
-        bundle: str | None = None,
-        bundle_sha256: str | None = None,
-        extra_env: dict[str, str] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        extra = json.loads(completion_kwargs) if isinstance(completion_kwargs, str) else dict(completion_kwargs or {})
-        self.overrides = budget_overrides(
-            max_observation_length=_whole("max_observation_length", max_observation_length),
-            last_n_observations=_whole("last_n_observations", last_n_observations),
-            per_instance_call_limit=_whole("per_instance_call_limit", per_instance_call_limit),
-            max_output_tokens=_whole("max_output_tokens", max_output_tokens),
-        )
-        if bundle is not None and not re.fullmatch(r"[0-9a-f]{64}", bundle_sha256 or ""):
-            raise ValueError(f"agent kwarg 'bundle_sha256' is {bundle_sha256!r}; give the SHA-256 of {bundle}")
-        self.bundle, self.bundle_sha256 = bundle, bundle_sha256
-        super().__init__(
-            logs_dir,
-            *args,
-            version=version,
-            extra_env={**(extra_env or {}), "SWEAGENT_CONFIG": CONFIG},
-            max_input_tokens=_whole("max_input_tokens", max_input_tokens),
-            temperature=float(temperature),
-            top_p=float(top_p),
-            # An unknown model has no price: a cost limit would end the agent at once.
-            per_instance_cost_limit=0,
-            total_cost_limit=0,
-            # max_output_tokens alone never goes on the wire.
-            completion_kwargs=json.dumps({**extra, "max_tokens": _whole("max_output_tokens", max_output_tokens)}),
-            **kwargs,
-        )
+    def __init__(self, logs_dir: Path, *args: Any, extra_env: dict[str, str] | None = None, **kwargs: Any) -> None:
+        self.overrides, options, self.bundle, self.bundle_sha256 = read_kwargs(kwargs)
+        super().__init__(logs_dir, *args, extra_env={**(extra_env or {}), "SWEAGENT_CONFIG": CONFIG}, **options)
+
+    @classmethod
+    def preflight(cls, kwargs: dict[str, Any] | None = None, env: Mapping[str, str] | None = None) -> None:
+        """Checks the arguments before anything is started.
+
+        Raises:
+            ValueError: names the argument.
+        """
+        _, options, _, _ = read_kwargs(kwargs or {})
+        super().preflight(options, env)
 
     @staticmethod
     def name() -> str:
@@ -145,6 +124,35 @@ class BudgetedSweAgent(SweAgent):
             raise RuntimeError(
                 f"SWE-agent's configuration cannot be written: {(done.stderr or done.stdout or '').strip()}"
             )
+
+
+def read_kwargs(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], str | None, str | None]:
+    """Takes the arguments of a job apart: what is laid over SWE-agent's configuration, options of Harbor's own agent, the bundle and
+    its SHA-256.
+
+    Raises:
+        ValueError: names the argument.
+    """
+    rest = dict(given)
+    budget = {name: _whole(name, rest.pop(name, default)) for name, default in _BUDGET.items()}
+    bundle, bundle_sha256 = rest.pop("bundle", None), rest.pop("bundle_sha256", None)
+    if bundle is not None and not re.fullmatch(r"[0-9a-f]{64}", bundle_sha256 or ""):
+        raise ValueError(f"agent kwarg 'bundle_sha256' is {bundle_sha256!r}; give the SHA-256 of {bundle}")
+    extra = rest.pop("completion_kwargs", None) or {}
+    extra = json.loads(extra) if isinstance(extra, str) else dict(extra)
+    options = {
+        "version": PINNED_VERSION,
+        **rest,
+        "max_input_tokens": budget.pop("max_input_tokens"),
+        "temperature": float(rest.get("temperature", 1.0)),
+        "top_p": float(rest.get("top_p", 1.0)),
+        # An unknown model has no price: a cost limit would end the agent at once.
+        "per_instance_cost_limit": 0,
+        "total_cost_limit": 0,
+        # max_output_tokens alone never goes on the wire.
+        "completion_kwargs": json.dumps({**extra, "max_tokens": budget["max_output_tokens"]}),
+    }
+    return budget_overrides(**budget), options, bundle, bundle_sha256
 
 
 def budget_overrides(
