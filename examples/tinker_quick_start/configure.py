@@ -14,6 +14,7 @@ import argparse
 import base64
 import importlib.resources
 import ipaddress
+import json
 import os
 import re
 import secrets
@@ -281,8 +282,19 @@ def harbor(options: argparse.Namespace, budget: Budget) -> dict[str, Any]:
     agent = content["agents"][0]
     agent["override_timeout_sec"] = budget.agent_seconds
     spend(agent["kwargs"], budget)
+    if not local:
+        agent["kwargs"] |= swe_agent_archive(options.task_root)
     replace(content, places(options))
     return content
+
+
+def swe_agent_archive(task_root: Path) -> dict[str, str]:
+    """The agent's options that name the archive in the control image, as prepare_sandbox.py noted them; {} = there is none."""
+    manifest = task_root / "sandbox-preparation" / "manifest.json"
+    if not manifest.is_file():
+        return {}
+    made = json.loads(manifest.read_text(encoding="utf-8")).get("control_image", {}).get("swe_agent") or {}
+    return {name: made[name] for name in ("bundle", "bundle_sha256") if name in made}
 
 
 def runtime(options: argparse.Namespace) -> dict[str, Any]:

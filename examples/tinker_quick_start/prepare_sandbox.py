@@ -7,6 +7,9 @@ Leaves the task, unchanged, in `$TASK/assets/harbor-tasks/$TASK_ID/` and its ori
 Harbor's format at a pinned commit (git), else the task rebuilt from a source release (`rock.harbor.tasks`).
 `--source FOLDER` takes a folder that holds the task. What is there already is checked and reused.
 
+The control image holds SWE-agent as one archive with a Python of its own, which an agent unpacks in the task's container; the
+task's packages stay as they are. Its source is pinned: `--swe-agent` names a git URL, a tarball or a folder.
+
 With `--profile local` there is no image: the task is rebuilt, and its environment is built as layers for local sandboxes in
 `$TASK/assets/task-layers/`.
 """
@@ -14,12 +17,10 @@ With `--profile local` there is no image: the task is rebuilt, and its environme
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,18 +29,15 @@ from pathlib import Path
 from typing import Any
 
 from option_parser import OptionParser
+from outer_image import add_options, control_image
+from preparation import PreparationError, checksums, digest, run
 
 QS = Path(__file__).resolve().parent
 PUBLIC_GIT = "https://github.com/laude-institute/harbor-datasets.git"
 PUBLIC_COMMIT = "86723674f04e4209ac479d0fb75d9d9f44b4377e"
 PUBLIC_PATH = "datasets/swebench-verified"
-IMAGE = "tinker-harbor:local"
 TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 PARTS = ("instruction.md", "task.toml", "environment", "tests")
-
-
-class PreparationError(Exception):
-    """Something is missing or wrong; the message names it and the fix."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--git-url", default=PUBLIC_GIT, help="another place of the public tasks, e.g. a mirror")
     parser.add_argument("--git-commit", default=PUBLIC_COMMIT)
     parser.add_argument("--profile", choices=["gpu", "local"], default="gpu", help="local: local sandboxes, no image")
+    add_options(parser)
     options = parser.parse_args(arguments)
     try:
         manifest = prepare(options)
@@ -110,7 +109,7 @@ def prepare(options: argparse.Namespace) -> dict[str, Any]:
     }
     # Before the image as well: an interrupted build takes up again with the task that it has.
     write_json(manifest_file, {**entry, "tasks": {**known, options.task_id: entry}})
-    entry["control_image"] = control_image(options, entry)
+    entry["control_image"] = image(options, entry["control_image"])
     write_json(manifest_file, {**entry, "tasks": {**known, options.task_id: entry}})
     return entry
 
@@ -201,63 +200,14 @@ def check_wheel(wheel: Path) -> None:
         raise PreparationError(f"--wheel {wheel} holds Tinker modules; build it with setup.sh control")
 
 
-def control_image(options: argparse.Namespace, entry: dict[str, Any] | None) -> dict[str, Any]:
-    """Builds tinker-harbor:local unless it was built from the same wheel and recipe; layers for local sandboxes instead."""
-    if options.profile == "local":
-        task = options.task / "assets" / "harbor-tasks" / options.task_id
-        store = options.task / "assets" / "task-layers"
-        run([sys.executable, "-m", "rock.harbor.tasks", "prebuild", str(task), "--store", str(store)], timeout=1800)
-        return {"name": None, "state": "none (local sandboxes need no image)"}
-    recipe = QS / "control_image"
-    requirements = options.rock_root / "rock-tinker" / "local" / "requirements-harbor.txt"
-    if not requirements.is_file():
-        raise PreparationError(f"{requirements} is missing; --rock-root must name a complete checkout")
-    if shutil.which("docker") is None or subprocess.run(["docker", "info"], capture_output=True, timeout=60).returncode:
-        raise PreparationError(
-            "no Docker daemon answers (docker info); start it, or give --profile local for local sandboxes"
-        )
-    parts = [options.wheel, requirements, *sorted(path for path in recipe.rglob("*") if path.is_file())]
-    state = digest(b"".join(path.read_bytes() for path in parts))
-    found = subprocess.run(
-        ["docker", "image", "inspect", "-f", "{{.Id}}", IMAGE], capture_output=True, text=True, timeout=60
-    )
-    if entry and found.returncode == 0 and entry["control_image"].get("recipe_sha256") == state:
-        return entry["control_image"]
-    with tempfile.TemporaryDirectory(prefix="control-image-") as context:
-        shutil.copytree(recipe, context, dirs_exist_ok=True)
-        shutil.copy(options.wheel, context)
-        shutil.copy(requirements, context)
-        print(f"building {IMAGE}", flush=True)
-        run(["docker", "build", "--tag", IMAGE, context], timeout=3600)
-    image = run(["docker", "image", "inspect", "-f", "{{.Id}}", IMAGE]).strip()
-    return {"name": IMAGE, "state": "built", "id": image, "recipe_sha256": state}
-
-
-def run(command: list[str], timeout: float = 300) -> str:
-    """Runs a command without a terminal. Raises PreparationError with the last line that it said."""
-    environment = os.environ | {"GIT_TERMINAL_PROMPT": "0"}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
-    except subprocess.TimeoutExpired as error:
-        raise PreparationError(
-            f"{command[0]} did not end within {timeout:g} s; check the network and run this again"
-        ) from error
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise PreparationError(f"{' '.join(command[:1])} failed: {said[-1] if said else done.returncode}")
-    return done.stdout
-
-
-def checksums(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file, by relative path."""
-    return {
-        str(path.relative_to(folder)): digest(path.read_bytes()) for path in sorted(folder.rglob("*")) if path.is_file()
-    }
-
-
-def digest(data: bytes) -> str:
-    """SHA-256 in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
+def image(options: argparse.Namespace, known: dict[str, Any]) -> dict[str, Any]:
+    """The control image, or for local sandboxes the layers of the task's environment."""
+    if options.profile == "gpu":
+        return control_image(options, known)
+    task = options.task / "assets" / "harbor-tasks" / options.task_id
+    store = options.task / "assets" / "task-layers"
+    run([sys.executable, "-m", "rock.harbor.tasks", "prebuild", str(task), "--store", str(store)], timeout=1800)
+    return {"name": None, "state": "none (local sandboxes need no image)"}
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
