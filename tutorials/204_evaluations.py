@@ -129,7 +129,7 @@ def _(AnswersInDigits, client, held_out, renderer, server):
     evaluators = [
         NLLEvaluator(held_out, "test"),
         AnswersInDigits(),
-        BenchmarkEvaluator("sums", renderer, config),
+        BenchmarkEvaluator("sums", renderer, config=config),
     ]
 
     async def evaluate():

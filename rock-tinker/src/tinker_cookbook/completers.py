@@ -43,8 +43,10 @@ class TokenCompleter(ABC):
     """A policy over tokens."""
 
     @abstractmethod
-    async def __call__(self, model_input: tinker.ModelInput, stop: StopCondition) -> TokensWithLogprobs:
-        """Continue a prompt."""
+    async def __call__(
+        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
+    ) -> TokensWithLogprobs:
+        """Continue a prompt. ``max_tokens`` caps this answer; None leaves it to the policy."""
 
 
 class MessageCompleter(ABC):
@@ -98,8 +100,10 @@ class TinkerTokenCompleter(TokenCompleter):
     temperature: float = 1.0
     context_window: int | None = None
 
-    async def __call__(self, model_input: tinker.ModelInput, stop: StopCondition) -> TokensWithLogprobs:
-        max_tokens = self.max_tokens
+    async def __call__(
+        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
+    ) -> TokensWithLogprobs:
+        max_tokens = self.max_tokens if max_tokens is None else min(self.max_tokens, max_tokens)
         if self.context_window is not None:
             max_tokens = min(max_tokens, self.context_window - model_input.length)
             if max_tokens < 1:

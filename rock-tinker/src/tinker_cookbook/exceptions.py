@@ -98,3 +98,25 @@ class BenchmarkNotFoundError(EvalError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
+
+
+__all__ = [
+    "AllTrajectoriesFailedError",
+    "BenchmarkNotFoundError",
+    "CheckpointError",
+    "ConfigurationError",
+    "DataError",
+    "DataFormatError",
+    "DataValidationError",
+    "EvalError",
+    "EvalGradingError",
+    "EvalTimeoutError",
+    "RendererError",
+    "SandboxError",
+    "TinkerCookbookError",
+    "TrainingError",
+    "WeightsAdapterError",
+    "WeightsDownloadError",
+    "WeightsError",
+    "WeightsMergeError",
+]

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from tinker_cookbook import model_catalog
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.model_catalog import Shape
+from tinker_cookbook.model_catalog import AdapterSize, Shape
 from tinker_cookbook.tokenizer_utils import find_local_folder
+
+
+class UncalibratedModelError(ConfigurationError, NotImplementedError):
+    """A known model for whose family no learning rate was ever fitted."""
+
 
 _BASE_LR = 5e-5
 _LORA_FACTOR = 10.0
@@ -22,7 +27,7 @@ def get_lr(model_name: str, is_lora: bool = True) -> float:
     p was fitted per family: 0.781 (Llama), 0.0775 (Qwen).
 
     Raises:
-        NotImplementedError: a known model whose family was never calibrated.
+        UncalibratedModelError: a known model whose family was never calibrated (a NotImplementedError too).
         ConfigurationError: an unknown model.
     """
     exponent = _lr_exponent(model_name)
@@ -39,7 +44,7 @@ def _lr_exponent(model_name: str) -> float:
         if word in lowered:
             return exponent
     if found is not None:
-        raise NotImplementedError(f"model_name={model_name!r}: no calibrated learning rate; give learning_rate=...")
+        raise UncalibratedModelError(f"model_name={model_name!r}: no calibrated learning rate; give learning_rate=...")
     raise ConfigurationError(f"model_name={model_name!r}: no learning rate rule for this model; give learning_rate=...")
 
 
@@ -66,7 +71,7 @@ def get_shape(model_name: str) -> Shape:
     """Sizes of a dense model from the table or from its config."""
     found = model_catalog.find(model_name)
     shape = found[0].sizes[found[1]] if found else None
-    return shape if shape is not None else _shape_from_config(model_name)
+    return shape if isinstance(shape, Shape) else _shape_from_config(model_name)
 
 
 def _shape_from_config(model_name: str) -> Shape:
@@ -81,7 +86,7 @@ def _shape_from_config(model_name: str) -> Shape:
         ) from error
     text = config.get_text_config()
     if getattr(text, "num_experts", None) or getattr(text, "n_routed_experts", None):
-        # The counts below hold for dense layers only; the hidden size is right in any case.
+        # Adapters of all experts share the side of the hidden size.
         intermediate = int(getattr(text, "moe_intermediate_size", 0)) * int(getattr(text, "num_experts", 1) or 1)
     else:
         intermediate = int(text.intermediate_size)
@@ -104,18 +109,28 @@ def get_lora_param_count(
     train_attn: bool = True,
     train_unembed: bool = True,
 ) -> int:
-    """Trainable parameters of a LoRA: ``rank * (in + out)`` for every adapted matrix."""
+    """Trainable parameters of a LoRA: ``rank * (in + out)`` for every adapted matrix; the experts of a layer share the side
+    of the hidden size.
+
+    Raises:
+        ConfigurationError: nothing is trained, or the model is unknown.
+    """
+    if not (train_mlp or train_attn or train_unembed):
+        raise ConfigurationError("train_mlp, train_attn and train_unembed are all False; a LoRA trains at least one")
+    size = _adapter_size(model_name)
+    return lora_rank * (train_attn * size.attention + train_mlp * size.mlp + train_unembed * size.unembed)
+
+
+def _adapter_size(model_name: str) -> AdapterSize:
+    found = model_catalog.find(model_name)
+    size = found[0].sizes[found[1]] if found else None
+    if isinstance(size, AdapterSize):
+        return size
     shape = get_shape(model_name)
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    per_layer = 0
-    if train_attn:
-        per_layer += 2 * (shape.hidden + query) + 2 * (shape.hidden + key)
-    if train_mlp:
-        per_layer += 3 * (shape.hidden + shape.intermediate)
-    total = per_layer * shape.layers
-    if train_unembed:
-        total += shape.hidden + shape.vocab
-    return total * lora_rank
+    attention = 2 * (shape.hidden + query) + 2 * (shape.hidden + key)
+    mlp = 3 * (shape.hidden + shape.intermediate)
+    return AdapterSize(shape.hidden, attention * shape.layers, mlp * shape.layers, shape.hidden + shape.vocab)
 
 
 def get_full_finetune_param_count(model_name: str) -> int:

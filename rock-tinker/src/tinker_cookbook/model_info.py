@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tinker_cookbook import model_catalog
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.model_catalog import ModelFamily
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,69 @@ class ModelAttributes:
 
 
 _registered: dict[str, ModelAttributes] = {}
+
+
+def _attributes(family: ModelFamily, size: str) -> ModelAttributes:
+    return ModelAttributes(
+        organization=family.organization,
+        version_str=family.version,
+        size_str=family.size_str or size,
+        is_chat=family.is_chat,
+        recommended_renderers=family.renderers,
+        is_vl=family.is_vl,
+        is_audio_in=family.is_audio_in,
+    )
+
+
+def _models_of(organization: str) -> dict[str, ModelAttributes]:
+    """Models whose sizes are in the table."""
+    return {
+        family.name.format(size=size).split("/")[1]: _attributes(family, size)
+        for family in model_catalog.CATALOG
+        if family.organization == organization
+        for size, shape in family.sizes.items()
+        if shape is not None
+    }
+
+
+def get_deepseek_info() -> dict[str, ModelAttributes]:
+    """The known models of deepseek-ai, by their names after the organization."""
+    return _models_of("deepseek-ai")
+
+
+def get_gpt_oss_info() -> dict[str, ModelAttributes]:
+    """The known models of openai, by their names after the organization."""
+    return _models_of("openai")
+
+
+def get_llama_info() -> dict[str, ModelAttributes]:
+    """The known models of meta-llama, by their names after the organization."""
+    return _models_of("meta-llama")
+
+
+def get_moonshot_info() -> dict[str, ModelAttributes]:
+    """The known models of moonshotai, by their names after the organization."""
+    return _models_of("moonshotai")
+
+
+def get_nvidia_info() -> dict[str, ModelAttributes]:
+    """The known models of nvidia, by their names after the organization."""
+    return _models_of("nvidia")
+
+
+def get_qwen_info() -> dict[str, ModelAttributes]:
+    """The known models of Qwen, by their names after the organization."""
+    return _models_of("Qwen")
+
+
+def get_thinkingmachines_info() -> dict[str, ModelAttributes]:
+    """The known models of thinkingmachines, by their names after the organization."""
+    return _models_of("thinkingmachines")
+
+
+def get_zai_info() -> dict[str, ModelAttributes]:
+    """The known models of zai-org, by their names after the organization."""
+    return _models_of("zai-org")
 
 
 def register_model(model_name: str, attributes: ModelAttributes) -> None:
@@ -51,15 +115,7 @@ def get_model_attributes(model_name: str) -> ModelAttributes:
             "('chat_template' fits every tokenizer with a chat template, 'role_colon' every base model), or call "
             "model_info.register_model()."
         )
-    family, size = found
-    return ModelAttributes(
-        organization=family.organization,
-        version_str=family.version,
-        size_str=size,
-        is_chat=family.is_chat,
-        recommended_renderers=family.renderers,
-        is_vl=family.is_vl,
-    )
+    return _attributes(*found)
 
 
 def get_recommended_renderer_names(model_name: str) -> list[str]:

@@ -9,11 +9,26 @@ from tinker_cookbook.renderers import Renderer
 
 
 class BenchmarkEvaluator(SamplingClientEvaluator):
-    """Metrics ``<benchmark>/score``, ``/num_errors``, ``/truncated`` and ``/pass@k``."""
+    """Metrics ``<benchmark>/score``, ``/num_errors``, ``/truncated`` and ``/pass@k``.
 
-    def __init__(self, benchmark: str, renderer: Renderer, config: BenchmarkConfig | None = None) -> None:
-        self.benchmark, self.renderer, self.config = benchmark, renderer, config
-        self.name = benchmark
+    ``config`` takes the place of the three numbers.
+    """
+
+    def __init__(
+        self,
+        benchmark_name: str,
+        renderer: Renderer,
+        max_examples: int | None = 100,
+        max_tokens: int = 32768,
+        temperature: float = 0.6,
+        *,
+        config: BenchmarkConfig | None = None,
+    ) -> None:
+        self.benchmark = self.name = benchmark_name
+        self.renderer = renderer
+        self.config = config or BenchmarkConfig(
+            max_examples=max_examples, max_tokens=max_tokens, temperature=temperature
+        )
 
     async def __call__(self, sampling_client: tinker.SamplingClient) -> dict[str, float]:
         result = await run_benchmark(self.benchmark, sampling_client, self.renderer, self.config)

@@ -32,7 +32,9 @@ class ManualPolicy(TokenCompleter):
         self.tokenizer, self.multiline, self.show_observation = tokenizer, multiline, show_observation
         self._shown = 0
 
-    async def __call__(self, model_input: tinker.ModelInput, stop: StopCondition) -> TokensWithLogprobs:
+    async def __call__(
+        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
+    ) -> TokensWithLogprobs:
         tokens = model_input.to_ints()
         if self.show_observation:
             print(self.tokenizer.decode(tokens[self._shown :]))

@@ -24,14 +24,22 @@ from tinker_cookbook.utils import logtree
 
 
 class ProblemEnv(Env):
-    """Reward: ``format_coef * (format − 1) + correct``, where the format also needs the stop sequence."""
+    """Reward: ``format_coef * (format − 1) + correct``, where the format also needs the stop sequence.
+
+    ``require_stop_sequence_for_format`` False: an answer that ends with the end-of-sequence token has the format too.
+    """
 
     def __init__(
-        self, renderer: renderers.Renderer, convo_prefix: list[Message] | None = None, format_coef: float = 0.1
+        self,
+        renderer: renderers.Renderer,
+        convo_prefix: list[Message] | None = None,
+        format_coef: float = 0.1,
+        require_stop_sequence_for_format: bool = True,
     ) -> None:
         self.renderer = renderer
         self.convo_prefix = convo_prefix or []
         self.format_coef = format_coef
+        self.require_stop_sequence_for_format = require_stop_sequence_for_format
 
     @property
     def stop_condition(self) -> StopCondition:
@@ -63,7 +71,8 @@ class ProblemEnv(Env):
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         message, termination = self.renderer.parse_response(action)
         text = renderers.get_text_content(message)
-        format_ok = float(termination.is_stop_sequence) and float(self.check_format(text))
+        ended = termination.is_stop_sequence if self.require_stop_sequence_for_format else termination.is_clean
+        format_ok = float(ended and self.check_format(text))
         correct = float(self.check_answer(text))
         reward = self.format_coef * (format_ok - 1) + correct
         with logtree.scope_header("Episode"):

@@ -20,6 +20,7 @@ from tinker_cookbook.eval.benchmarks.types import BenchmarkBuilder, BenchmarkCon
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl.problem_env import ProblemEnv
+from tinker_cookbook.rl.types import Env
 from tinker_cookbook.utils.file_utils import read_jsonl
 
 Check = Callable[[str, str], bool]
@@ -68,6 +69,9 @@ class QuestionBenchmark(BenchmarkBuilder):
             raise ConfigurationError(
                 f"benchmark {self.name}: dataset {self.path!r} cannot be loaded ({error}); give dataset_path=<file>.jsonl"
             ) from error
+
+    def make_envs(self, renderer: Renderer, config: BenchmarkConfig) -> Sequence[Env]:
+        return [example.make_env() for example in self.make_examples(renderer, config)]
 
     def make_examples(self, renderer: Renderer, config: BenchmarkConfig) -> Sequence[BenchmarkExample]:
         examples = []

@@ -7,12 +7,13 @@ import difflib
 from tinker_cookbook.eval.benchmarks.types import BenchmarkBuilder
 from tinker_cookbook.exceptions import BenchmarkNotFoundError
 
-_REGISTRY: dict[str, BenchmarkBuilder] = {}
+REGISTRY: dict[str, BenchmarkBuilder] = {}
+"""Benchmarks by name."""
 
 
 def register(builder: BenchmarkBuilder) -> BenchmarkBuilder:
     """Add a benchmark."""
-    _REGISTRY[builder.name] = builder
+    REGISTRY[builder.name] = builder
     return builder
 
 
@@ -22,13 +23,13 @@ def get_benchmark(name: str) -> BenchmarkBuilder:
     Raises:
         BenchmarkNotFoundError: there is none of this name.
     """
-    if name not in _REGISTRY:
-        near = difflib.get_close_matches(name, _REGISTRY, n=1)
+    if name not in REGISTRY:
+        near = difflib.get_close_matches(name, REGISTRY, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise BenchmarkNotFoundError(f"no benchmark {name!r}.{hint} Known: {', '.join(sorted(_REGISTRY))}")
-    return _REGISTRY[name]
+        raise BenchmarkNotFoundError(f"no benchmark {name!r}.{hint} Known: {', '.join(sorted(REGISTRY))}")
+    return REGISTRY[name]
 
 
 def benchmark_names() -> list[str]:
     """All names, sorted."""
-    return sorted(_REGISTRY)
+    return sorted(REGISTRY)

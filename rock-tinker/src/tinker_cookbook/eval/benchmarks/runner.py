@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from tinker_cookbook.eval.benchmarks.types import (
     BenchmarkConfig,
     BenchmarkExample,
     BenchmarkResult,
+    Logs,
+    Metrics,
     StoredTrajectory,
     StoredTurn,
 )
@@ -30,14 +33,19 @@ from tinker_cookbook.renderers import Renderer, format_content_as_string
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 logger = logging.getLogger(__name__)
+_SUMMARY = "summary.json"
 
 
 async def run_benchmark(
-    benchmark: str, sampling_client: tinker.SamplingClient, renderer: Renderer, config: BenchmarkConfig | None = None
+    benchmark: BenchmarkBuilder | str,
+    sampling_client: tinker.SamplingClient,
+    renderer: Renderer,
+    config: BenchmarkConfig | None = None,
 ) -> BenchmarkResult:
-    """Run one benchmark. With ``save_dir``, attempts that are stored there already are not made again."""
+    """Run one benchmark, by name or as it is. With ``save_dir``, attempts that are stored there are not made again."""
     config = config or BenchmarkConfig()
-    builder = get_benchmark(benchmark)
+    builder = get_benchmark(benchmark) if isinstance(benchmark, str) else benchmark
+    benchmark = builder.name
     if builder.requires_sandbox and config.sandbox_factory is None:
         raise EvalError(f"benchmark {benchmark} needs sandbox_factory")
     if builder.requires_judge and config.judge_sampling_client is None:
@@ -47,14 +55,14 @@ async def run_benchmark(
     stored = (
         {(t.example_id, t.idx): t for t in load_trajectories(config.save_dir, benchmark)} if config.save_dir else {}
     )
-    slots = asyncio.Semaphore(config.concurrency)
+    slots = asyncio.Semaphore(config.agent_concurrency if builder.multi_turn else config.concurrency)
     policy = TinkerTokenCompleter(sampling_client, config.max_tokens, config.temperature, config.context_window)
 
     async def attempt(example: BenchmarkExample, sample: int) -> StoredTrajectory:
         if (example.example_id, sample) in stored and stored[example.example_id, sample].error is None:
             return stored[example.example_id, sample]
         async with slots:
-            trajectory = await _attempt(benchmark, example, sample, policy, renderer, config.timeout_seconds)
+            trajectory = await _attempt(benchmark, example, sample, policy, renderer, config)
         if config.save_dir:
             _append(Path(config.save_dir) / benchmark / "trajectories.jsonl", trajectory)
         return trajectory
@@ -73,13 +81,34 @@ async def run_benchmarks(
     sampling_client: tinker.SamplingClient,
     renderer: Renderer,
     config: BenchmarkConfig | None = None,
-    parallel: bool = False,
+    parallel: bool = True,
 ) -> dict[str, BenchmarkResult]:
-    """Run several benchmarks, one after another or at once."""
+    """Run several benchmarks, at once or one after another. With ``save_dir``, ``summary.json`` has all results."""
     if parallel:
         done = await asyncio.gather(*(run_benchmark(name, sampling_client, renderer, config) for name in names))
-        return dict(zip(names, done, strict=True))
-    return {name: await run_benchmark(name, sampling_client, renderer, config) for name in names}
+        results = dict(zip(names, done, strict=True))
+    else:
+        results = {name: await run_benchmark(name, sampling_client, renderer, config) for name in names}
+    if config is not None and config.save_dir:
+        rows = {name: asdict(result) for name, result in results.items()}
+        (Path(config.save_dir) / _SUMMARY).write_text(json.dumps(rows, indent=2), encoding="utf-8")
+    return results
+
+
+def load_summary(save_dir: str | Path) -> dict[str, dict[str, Any]]:
+    """Results of ``run_benchmarks`` by benchmark; empty without any."""
+    path = Path(save_dir) / _SUMMARY
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+def print_trajectory(traj: StoredTrajectory) -> None:
+    """Print an attempt turn by turn."""
+    print(f"--- [{traj.benchmark}#{traj.idx}] reward={traj.reward:.2f} ({traj.time_seconds:.1f}s) ---")
+    for turn in traj.turns:
+        print(f"  {'<<' if turn.role == 'assistant' else '>>'} [{turn.role}] {turn.content}")
+    if traj.error is not None:
+        print(f"  !! {traj.error}")
+    print()
 
 
 async def _attempt(
@@ -88,11 +117,11 @@ async def _attempt(
     sample: int,
     policy: TinkerTokenCompleter,
     renderer: Renderer,
-    timeout: float,
+    config: BenchmarkConfig,
 ) -> StoredTrajectory:
     started = time.monotonic()
     try:
-        rollout = await asyncio.wait_for(do_single_rollout(policy, example.make_env()), timeout)
+        rollout = await asyncio.wait_for(do_single_rollout(policy, example.make_env()), config.timeout_seconds)
     except Exception as error:
         logger.warning("%s %s: %s: %s", benchmark, example.example_id, type(error).__name__, error)
         message = f"{type(error).__name__}: {error}"
@@ -109,6 +138,9 @@ async def _attempt(
         logs.update(turn.logs)
     metrics["truncated"] = float(any(turn.ac.stop_reason == "length" for turn in rollout.transitions))
     reward = sum(turn.reward for turn in rollout.transitions)
+    if config.grade_fn is not None:
+        reward = config.grade_fn(turns[-1].content if turns else "", logs)
+        metrics["correct"] = float(reward > 0)
     seconds = time.monotonic() - started
     return StoredTrajectory(sample, benchmark, example.example_id, turns, reward, metrics, logs, None, seconds)
 
@@ -184,11 +216,22 @@ def load_trajectories(
 
 
 def regrade_trajectories(
-    save_dir: str | Path, benchmark_name: str, grade_fn: Callable[[StoredTrajectory], float]
-) -> list[StoredTrajectory]:
-    """Stored attempts with new rewards; the files stay as they are."""
-    rows = load_trajectories(save_dir, benchmark_name)
-    for row in rows:
-        row.reward = grade_fn(row)
-        row.metrics["correct"] = row.reward
-    return rows
+    save_dir: str | Path,
+    benchmark_name: str,
+    grade_fn: Callable[[str, Logs], float],
+    aggregate_fn: Callable[[list[float], list[Metrics]], BenchmarkResult] | None = None,
+) -> BenchmarkResult:
+    """Grade stored attempts again, by the text of their last answer and their logs; the files stay as they are.
+
+    Attempts that ended with an error count as wrong. ``aggregate_fn`` makes the result of rewards and metrics.
+    """
+    attempts = load_trajectories(save_dir, benchmark_name)
+    for attempt in attempts:
+        answers = [turn.content for turn in attempt.turns if turn.role == "assistant"]
+        attempt.reward = grade_fn(answers[-1] if answers else "", attempt.logs) if attempt.error is None else 0.0
+        attempt.metrics["correct"] = float(attempt.reward > 0)
+    if aggregate_fn is not None:
+        return aggregate_fn([attempt.reward for attempt in attempts], [attempt.metrics for attempt in attempts])
+    samples = max((attempt.idx for attempt in attempts), default=0) + 1
+    seconds = sum(attempt.time_seconds for attempt in attempts)
+    return _aggregate(get_benchmark(benchmark_name), attempts, samples, seconds)

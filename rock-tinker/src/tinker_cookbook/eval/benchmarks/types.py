@@ -5,30 +5,87 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import tinker
+from tinker_cookbook import model_info
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import Env
 
+Metrics: TypeAlias = dict[str, float | int]
+Logs: TypeAlias = dict[str, Any]
+PassAtKScores: TypeAlias = dict[int, float]
+TurnRole: TypeAlias = Literal["user", "assistant", "environment", "grader"]
 
-@dataclass(frozen=True)
+
+class StoredTurnDict(TypedDict):
+    """JSON form of ``StoredTurn``."""
+
+    role: TurnRole
+    content: str
+    token_count: int
+    metadata: dict[str, Any]
+
+
+class StoredTrajectoryDict(TypedDict):
+    """JSON form of ``StoredTrajectory``."""
+
+    idx: int
+    benchmark: str
+    example_id: str
+    turns: list[StoredTurnDict]
+    reward: float
+    metrics: Metrics
+    logs: Logs
+    error: str | None
+    time_seconds: float
+
+
+class BenchmarkResultDict(TypedDict):
+    """JSON form of ``BenchmarkResult``; the k of ``pass_at_k`` are texts."""
+
+    name: str
+    score: float
+    num_examples: int
+    num_correct: int
+    num_errors: int
+    num_truncated: int
+    metrics: Metrics
+    time_seconds: float
+    pass_at_k: dict[str, float]
+
+
+@dataclass
 class BenchmarkConfig:
-    """How a benchmark is run. ``num_samples``: attempts per example (pass@k for every k up to it)."""
+    """How a benchmark is run. ``num_samples``: attempts per example (pass@k for every k up to it).
+
+    ``agent_concurrency`` takes the place of ``concurrency`` for benchmarks of several turns. ``grade_fn(answer, logs)`` takes
+    the place of the benchmark's own reward. ``dataset_path``: a folder or file instead of the hub's data.
+    """
 
     max_examples: int | None = None
     concurrency: int = 64
-    timeout_seconds: float = 600.0
-    max_tokens: int = 1024
-    temperature: float = 0.0
+    agent_concurrency: int = 8
+    timeout_seconds: float = 300
+    max_trajectory_tokens: int | None = None
+    max_generation_tokens: int | None = None
+    max_tokens: int = 32768
+    temperature: float = 0.6
     context_window: int | None = None
     save_dir: str | None = None
     num_samples: int = 1
-    system_prompt: str | None = None
-    dataset_path: str | None = None
     judge_sampling_client: tinker.SamplingClient | None = None
     judge_renderer: Renderer | None = None
     sandbox_factory: Callable[..., Any] | None = None
+    system_prompt: str | None = None
+    grade_fn: Callable[[str, Logs], float] | None = None
+    dataset_path: str | None = None
+
+    @classmethod
+    def for_model(cls, model_name: str, **overrides: Any) -> BenchmarkConfig:
+        """A configuration with room for long answers: a window of 32768 tokens and half an hour an example."""
+        model_info.get_model_attributes(model_name)
+        return cls(**{"context_window": 32768, "timeout_seconds": 1800.0, **overrides})
 
 
 @dataclass
@@ -47,9 +104,9 @@ class StoredTrajectory:
 
     idx: int
     benchmark: str
-    example_id: str
-    turns: list[StoredTurn]
-    reward: float
+    example_id: str = ""
+    turns: list[StoredTurn] = field(default_factory=list)
+    reward: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     logs: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
@@ -60,9 +117,9 @@ class StoredTrajectory:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, row: dict[str, Any]) -> StoredTrajectory:
+    def from_dict(cls, d: dict[str, Any]) -> StoredTrajectory:
         """From the JSON form."""
-        return cls(**{**row, "turns": [StoredTurn(**turn) for turn in row["turns"]]})
+        return cls(**{**d, "turns": [StoredTurn(**turn) for turn in d.get("turns", [])]})
 
 
 @dataclass
@@ -99,17 +156,40 @@ class BenchmarkExample:
 
 
 class BenchmarkBuilder(ABC):
-    """Makes the examples of a benchmark."""
+    """Makes the environments of a benchmark. A reward above 0 counts as solved.
+
+    An environment may have an attribute ``example_id``; else its place in the sequence is its name.
+    """
 
     name: str
     multi_turn: bool = False
+    recommended_timeout: float = 300
+    recommended_system_prompt: str | None = None
+    experimental: bool = False
     requires_sandbox: bool = False
     requires_judge: bool = False
 
     @abstractmethod
+    def make_envs(self, renderer: Renderer, config: BenchmarkConfig) -> Sequence[Env]:
+        """An environment for every example (at most ``config.max_examples``)."""
+
     def make_examples(self, renderer: Renderer, config: BenchmarkConfig) -> Sequence[BenchmarkExample]:
-        """All examples (at most ``config.max_examples``)."""
+        """The examples; every attempt gets an environment of its own."""
+        first = list(self.make_envs(renderer, config))
+        spare = [first, *(list(self.make_envs(renderer, config)) for _ in range(config.num_samples - 1))]
+
+        def example(place: int) -> BenchmarkExample:
+            left = [envs[place] for envs in spare]
+            name = str(getattr(first[place], "example_id", None) or f"{self.name}-{place}")
+            return BenchmarkExample(name, left.pop)
+
+        return [example(place) for place in range(len(first))]
+
+    def aggregate(self, rewards: list[float], metrics_list: list[Metrics]) -> BenchmarkResult:
+        """The result of the rewards and metrics of all examples."""
+        correct = sum(reward > 0 for reward in rewards)
+        return BenchmarkResult(self.name, correct / len(rewards) if rewards else 0.0, len(rewards), correct)
 
     def is_correct(self, trajectory: StoredTrajectory) -> bool:
         """Whether an attempt counts as solved."""
-        return trajectory.error is None and trajectory.metrics.get("correct", trajectory.reward) >= 0.5
+        return trajectory.error is None and trajectory.metrics.get("correct", trajectory.reward) > 0

@@ -57,10 +57,10 @@ class CodeProblem:
     tests: tuple[tuple[str, str], ...]
 
 
-async def passes(runner: CodeRunner, program: str, problem: CodeProblem) -> tuple[bool, str]:
+async def passes(runner: CodeRunner, program: str, problem: CodeProblem, seconds_per_test: int = 6) -> tuple[bool, str]:
     """Whether a program passes all tests, and what to tell the model."""
     tests = json.dumps([{"input": given, "output": expected} for given, expected in problem.tests])
-    timeout = 6 * len(problem.tests) + 10
+    timeout = seconds_per_test * len(problem.tests) + 10
     ok, answer = await runner.run(_CHECK, {"solution.py": program, "tests.json": tests}, timeout=timeout)
     return ok, "all tests passed" if ok else str(
         (answer.get("run_result") or {}).get("stdout") or "tests failed"
@@ -89,6 +89,10 @@ class CodeGroupBuilder(EnvGroupBuilder):
     renderer: renderers.Renderer
     num_envs: int
     max_turns: int = 3
+    format_coef: float = FORMAT_COEF
+    max_trajectory_tokens: int | None = None
+    max_generation_tokens: int | None = None
+    context_overflow_reward: float = 0.0
 
     async def _reward(self, messages: list[Message]) -> tuple[float, Metrics]:
         answers = [get_text_content(message) for message in messages if message["role"] == "assistant"]
@@ -97,14 +101,23 @@ class CodeGroupBuilder(EnvGroupBuilder):
         if program is not None:
             correct = float((await passes(self.runner, program, self.problem))[0])
         format_ok = float(program is not None)
-        return correct + FORMAT_COEF * (format_ok - 1), {"correct": correct, "format": format_ok}
+        return correct + self.format_coef * (format_ok - 1), {"correct": correct, "format": format_ok}
 
     async def make_envs(self) -> Sequence[Env]:
         check = CheckTool(self.runner, self.problem).check_solution
         prefix = self.renderer.create_conversation_prefix_with_tools([check.to_spec()], SYSTEM)
         messages = [*prefix, Message(role="user", content=self.problem.question)]
         return [
-            build_agent_tool_env(self.renderer, [check], messages, self._reward, max_turns=self.max_turns)
+            build_agent_tool_env(
+                self.renderer,
+                [check],
+                messages,
+                self._reward,
+                max_turns=self.max_turns,
+                max_trajectory_tokens=self.max_trajectory_tokens,
+                max_generation_tokens=self.max_generation_tokens,
+                context_overflow_reward=self.context_overflow_reward,
+            )
             for _ in range(self.num_envs)
         ]
 
@@ -125,7 +138,7 @@ class CodeDataset(RLDataset):
         return max(len(self.builders) // self.batch_size, 1)
 
 
-def load_problems(dataset: str) -> list[CodeProblem]:
+def load_problems(dataset: str, split: str = "train") -> list[CodeProblem]:
     """deepcoder, or a JSONL file of rows ``{question, tests: [{input, output}]}``."""
     if dataset.endswith(".jsonl"):
         rows: Any = read_jsonl(dataset)
@@ -133,7 +146,7 @@ def load_problems(dataset: str) -> list[CodeProblem]:
         import datasets
 
         try:
-            rows = datasets.load_dataset("agentica-org/DeepCoder-Preview-Dataset", "primeintellect", split="train")
+            rows = datasets.load_dataset("agentica-org/DeepCoder-Preview-Dataset", "primeintellect", split=split)
         except Exception as error:
             raise ConfigurationError(f"DeepCoder cannot be loaded ({error}); give dataset=<file>.jsonl") from error
     else:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import chz
 import numpy as np
@@ -18,15 +20,77 @@ from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 
+logger = logging.getLogger(__name__)
+
+Split: TypeAlias = Literal["train", "test"]
+Prefix: TypeAlias = list[Message] | Literal["standard"] | None
+Row: TypeAlias = tuple[str, str]
+
+
+def safe_grade(given_answer: str, ground_truth: str, grader: str = "sympy", timeout: float = 1.0) -> bool:
+    """Whether two mathematical answers are equal; False when that takes longer than ``timeout`` seconds.
+
+    ``grader``: sympy, or math_verify where that package is installed.
+
+    Raises:
+        ConfigurationError: unknown grader, or math_verify is not installed.
+    """
+    compare = _grader(grader)
+    outcome: list[bool] = []
+    thread = threading.Thread(target=lambda: outcome.append(compare(given_answer, ground_truth)), daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if not outcome:
+        logger.warning("grading %.80r against %.80r took more than %s s or failed", given_answer, ground_truth, timeout)
+    return bool(outcome and outcome[0])
+
+
+def _grader(name: str) -> Callable[[str, str], bool]:
+    if name == "sympy":
+        return same_answer
+    if name != "math_verify":
+        raise ConfigurationError(f"grader={name!r} is unknown; use sympy or math_verify")
+    try:
+        import math_verify
+    except ImportError as error:
+        raise ConfigurationError("grader='math_verify' needs the package math-verify") from error
+
+    def compare(given: str, truth: str) -> bool:
+        # Without limits of its own: those need signals, which only the main thread has.
+        read = [math_verify.parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (truth, given)]
+        return bool(math_verify.verify(*read, timeout_seconds=None))
+
+    return compare
+
+
+def extract_gsm8k_final_answer(text: str) -> str:
+    """The number after ``####``.
+
+    Raises:
+        ValueError: there is none.
+    """
+    answer = extract_gsm8k_answer(text)
+    if answer is None:
+        raise ValueError(f"no '#### answer' in {text[-80:]!r}")
+    return answer
+
 
 class MathEnv(ProblemEnv):
     """Correct: the boxed answer equals the reference as a number or expression. Format: there is a boxed answer."""
 
     def __init__(
-        self, problem: str, answer: str, renderer: renderers.Renderer, convo_prefix: list[Message] | None = None
+        self,
+        problem: str,
+        answer: str,
+        renderer: renderers.Renderer,
+        convo_prefix: list[Message] | None = None,
+        grader: Literal["sympy", "math_verify"] = "sympy",
+        timeout: float = 1.0,
+        format_coef: float = 0.1,
+        require_stop_sequence_for_format: bool = True,
     ) -> None:
-        super().__init__(renderer, convo_prefix)
-        self.problem, self.answer = problem, answer
+        super().__init__(renderer, convo_prefix, format_coef, require_stop_sequence_for_format)
+        self.problem, self.answer, self.grader, self.timeout = problem, answer, grader, timeout
 
     @classmethod
     def question_suffix(cls) -> str:
@@ -53,13 +117,10 @@ class MathEnv(ProblemEnv):
 
     def check_answer(self, sample_str: str) -> bool:
         given = extract_boxed(sample_str)
-        return given is not None and same_answer(given, self.answer)
+        return given is not None and safe_grade(given, self.answer, self.grader, self.timeout)
 
     def get_reference_answer(self) -> str:
         return self.answer
-
-
-Row = tuple[str, str]
 
 
 def _gsm8k(row: dict[str, Any]) -> Row | None:
@@ -74,28 +135,34 @@ def _math(row: dict[str, Any]) -> Row | None:
 
 @dataclass(frozen=True)
 class MathSource:
-    """A dataset on the hub (or in a folder of the same relative path), and how to read its rows."""
+    """A dataset on the hub (or in a folder of the same relative path), and how to read its rows.
+
+    ``name`` None stands for every configuration; ``splits`` are joined.
+    """
 
     path: str
     name: str | None
-    train_split: str
+    splits: tuple[str, ...]
     read: Callable[[dict[str, Any]], Row | None]
-    test: tuple[str, str | None, str, Callable[[dict[str, Any]], Row | None]] | None = None
+    test: tuple[str, str | None, str] | None = None
 
 
-_MATH_500 = ("HuggingFaceH4/MATH-500", None, "test", _math)
 SOURCES: dict[str, MathSource] = {
-    "gsm8k": MathSource("openai/gsm8k", "main", "train", _gsm8k, ("openai/gsm8k", "main", "test", _gsm8k)),
-    "math": MathSource("qwedsacf/competition_math", None, "train", _math, _MATH_500),
+    "gsm8k": MathSource("openai/gsm8k", "main", ("train",), _gsm8k, ("openai/gsm8k", "main", "test")),
+    "math": MathSource(
+        "EleutherAI/hendrycks_math", None, ("train", "test"), _math, ("HuggingFaceH4/MATH-500", "default", "test")
+    ),
     "polaris": MathSource(
         "POLARIS-Project/Polaris-Dataset-53K",
         None,
-        "train",
+        ("train",),
         lambda row: (row["problem"], str(row["answer"])),
-        _MATH_500,
     ),
     "deepmath": MathSource(
-        "zwhe99/DeepMath-103K", None, "train", lambda row: (row["question"], str(row["final_answer"])), _MATH_500
+        "zwhe99/DeepMath-103K",
+        None,
+        ("train",),
+        lambda row: (row["question"], str(row["final_answer"])),
     ),
 }
 
@@ -104,7 +171,8 @@ def _load(path: str, name: str | None, split: str, read: Callable[[dict[str, Any
     import datasets
 
     try:
-        rows = datasets.load_dataset(path, name, split=split)
+        names = [name] if name is not None else datasets.get_dataset_config_names(path)
+        rows = [row for each in names for row in datasets.load_dataset(path, each, split=split)]
     except Exception as error:
         raise ConfigurationError(
             f"dataset {path!r} cannot be loaded ({error}). Offline: run where ./{path} is a folder with the data, "
@@ -114,8 +182,29 @@ def _load(path: str, name: str | None, split: str, read: Callable[[dict[str, Any
     return [row for row in found if row is not None]
 
 
-class MathDataset(RLDataset):
-    """Rows in a fixed random order."""
+def load_rows(dataset: str, split: Split) -> list[Row]:
+    """(problem, answer) pairs of a key of ``SOURCES``; problems of the test set are removed from the training set.
+
+    Raises:
+        ConfigurationError: unknown dataset, no such split, or it cannot be loaded.
+    """
+    if dataset not in SOURCES:
+        raise ConfigurationError(f"dataset={dataset!r} is unknown; use one of {', '.join(SOURCES)}")
+    source = SOURCES[dataset]
+    test: list[Row] = []
+    if source.test is not None:
+        test = _load(*source.test, source.read)
+    if split == "test":
+        if source.test is None:
+            raise ConfigurationError(f"dataset={dataset!r} has no test split")
+        return test
+    held_out = {problem for problem, _ in test}
+    rows = [row for part in source.splits for row in _load(source.path, source.name, part, source.read)]
+    return [row for row in rows if row[0] not in held_out]
+
+
+class ProblemRows(RLDataset):
+    """Problems in batches, in a random order that follows from the seed (None: as they are)."""
 
     def __init__(
         self,
@@ -142,31 +231,117 @@ class MathDataset(RLDataset):
         return math.ceil(len(self.rows) / self.batch_size)
 
 
+class MathDataset(ProblemRows):
+    """Hendrycks' MATH; the test split is MATH-500."""
+
+    source = "math"
+
+    def __init__(
+        self,
+        batch_size: int,
+        group_size: int,
+        renderer: renderers.Renderer,
+        convo_prefix: list[Message] | None = None,
+        split: Split = "train",
+        seed: int = 0,
+    ) -> None:
+        rows = load_rows(self.source, split)
+        order = seed if split == "train" else None
+        super().__init__(rows, batch_size, group_size, renderer, convo_prefix, self.source, order)
+
+
+class Gsm8kDataset(MathDataset):
+    """GSM8K."""
+
+    source = "gsm8k"
+
+
+class PolarisDataset(MathDataset):
+    """Polaris 53K, without a test split."""
+
+    source = "polaris"
+
+
+class DeepMathDataset(MathDataset):
+    """DeepMath 103K, without a test split."""
+
+    source = "deepmath"
+
+
 @chz.chz
 class MathDatasetBuilder(RLDatasetBuilder):
-    """``dataset``: a key of ``SOURCES``. Problems of the test set are removed from the training set."""
+    """``dataset``: a key of ``SOURCES``. ``convo_prefix``: messages before every problem, "standard" for a worked example,
+    or None."""
 
-    dataset: str
     batch_size: int
     model_name_for_tokenizer: str
     renderer_name: str
     group_size: int
-    include_fewshot: bool = True
+    convo_prefix: Prefix = "standard"
     seed: int = 0
+    dataset: str = "math"
     max_test_problems: int | None = None
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        if self.dataset not in SOURCES:
-            raise ConfigurationError(f"dataset={self.dataset!r} is unknown; use one of {', '.join(SOURCES)}")
-        source = SOURCES[self.dataset]
         tokenizer = tokenizer_utils.get_tokenizer(self.model_name_for_tokenizer)
         renderer = renderers.get_renderer(self.renderer_name, tokenizer, model_name=self.model_name_for_tokenizer)
-        prefix = MathEnv.standard_fewshot_prefix() if self.include_fewshot else None
-        train = _load(source.path, source.name, source.train_split, source.read)
-        test: list[Row] = _load(*source.test)[: self.max_test_problems] if source.test else []
-        held_out = {problem for problem, _ in test}
-        train = [row for row in train if row[0] not in held_out]
-        test_data = MathDataset(test, len(test), 1, renderer, prefix, self.dataset, None) if test else None
-        return MathDataset(
-            train, self.batch_size, self.group_size, renderer, prefix, self.dataset, self.seed
-        ), test_data
+        rows = load_rows(self.dataset, "train")
+        prefix = MathEnv.standard_fewshot_prefix() if self.convo_prefix == "standard" else self.convo_prefix
+        train = ProblemRows(rows, self.batch_size, self.group_size, renderer, prefix, self.dataset, self.seed)
+        if SOURCES[self.dataset].test is None:
+            return train, None
+        test = load_rows(self.dataset, "test")[: self.max_test_problems]
+        return train, ProblemRows(test, len(test), 1, renderer, prefix, self.dataset, None)
+
+
+@chz.chz
+class Gsm8kDatasetBuilder(MathDatasetBuilder):
+    """GSM8K with its test split."""
+
+    dataset: str = "gsm8k"
+
+
+@chz.chz
+class PolarisDatasetBuilder(MathDatasetBuilder):
+    """Polaris 53K, without a worked example and without a test split."""
+
+    dataset: str = "polaris"
+    convo_prefix: Prefix = None
+
+
+@chz.chz
+class DeepMathDatasetBuilder(MathDatasetBuilder):
+    """DeepMath 103K, without a worked example and without a test split."""
+
+    dataset: str = "deepmath"
+    convo_prefix: Prefix = None
+
+
+def get_math_dataset_builder(
+    dataset_name: str,
+    batch_size: int,
+    model_name_for_tokenizer: str,
+    renderer_name: str,
+    group_size: int,
+    seed: int = 0,
+) -> MathDatasetBuilder:
+    """The builder of a dataset by name: math, gsm8k, polaris or deepmath.
+
+    Raises:
+        ConfigurationError: unknown name.
+    """
+    builders: dict[str, type[MathDatasetBuilder]] = {
+        "math": MathDatasetBuilder,
+        "gsm8k": Gsm8kDatasetBuilder,
+        "polaris": PolarisDatasetBuilder,
+        "deepmath": DeepMathDatasetBuilder,
+    }
+    if dataset_name not in builders:
+        raise ConfigurationError(f"env={dataset_name!r} is unknown; use one of arithmetic, {', '.join(builders)}")
+    return builders[dataset_name](
+        batch_size=batch_size,
+        model_name_for_tokenizer=model_name_for_tokenizer,
+        renderer_name=renderer_name,
+        group_size=group_size,
+        seed=seed,
+    )

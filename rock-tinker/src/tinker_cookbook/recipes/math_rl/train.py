@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
-from tinker_cookbook.recipes.math_rl.math_env import SOURCES, MathDatasetBuilder
+from tinker_cookbook.recipes.math_rl.math_env import get_math_dataset_builder
 from tinker_cookbook.recipes.settings import RLSettings
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.types import RLDatasetBuilder
@@ -43,17 +42,10 @@ def get_dataset_builder(cli: CLIConfig, renderer_name: str) -> RLDatasetBuilder:
             seed=cli.seed,
             largest=cli.largest,
         )
-    if cli.env not in SOURCES:
-        raise ConfigurationError(f"env={cli.env!r} is unknown; use one of arithmetic, {', '.join(SOURCES)}")
-    return MathDatasetBuilder(
-        dataset=cli.env,
-        batch_size=cli.groups_per_batch,
-        model_name_for_tokenizer=cli.model_name,
-        renderer_name=renderer_name,
-        group_size=cli.group_size,
-        seed=cli.seed,
-        max_test_problems=cli.max_test_problems,
+    builder = get_math_dataset_builder(
+        cli.env, cli.groups_per_batch, cli.model_name, renderer_name, cli.group_size, cli.seed
     )
+    return chz.replace(builder, max_test_problems=cli.max_test_problems)
 
 
 async def cli_main(cli: CLIConfig) -> None:

@@ -7,7 +7,7 @@ import chz
 from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons
 from tinker_cookbook.recipes import entry
-from tinker_cookbook.recipes.preference.hub_comparisons import comparison_builder
+from tinker_cookbook.recipes.preference.datasets import comparison_builder
 from tinker_cookbook.recipes.settings import TrainingSettings
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from tinker_cookbook.utils.config_fields import shared_values

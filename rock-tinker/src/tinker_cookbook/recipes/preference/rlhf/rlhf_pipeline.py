@@ -16,7 +16,7 @@ from tinker_cookbook.preference.preference_datasets import ChatDatasetBuilderFro
 from tinker_cookbook.preference.types import PreferenceModelBuilderFromChatRenderer
 from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.chat_sl import train as chat_sl
-from tinker_cookbook.recipes.preference.hub_comparisons import comparison_builder
+from tinker_cookbook.recipes.preference.datasets import comparison_builder
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.rl.preference_envs import PairwisePreferenceRLDatasetBuilder
 from tinker_cookbook.supervised import train as supervised_train
