@@ -81,6 +81,22 @@ def test_a_port_in_use_is_named(make_backend: Any) -> None:
     assert done.returncode == 1 and f"127.0.0.1:{backend.port}" in done.stderr and "in use" in done.stderr
 
 
+def test_a_server_that_cannot_start_leaves_no_runtime_behind(tmp_path: Path) -> None:
+    # The runtime is started before the server has loaded its own libraries, so it is there when the server gives up.
+    pid_file = tmp_path / "pid"
+    command = f"['/bin/sh', '-c', 'echo $$ > {pid_file}; exec sleep 120']"
+    (tmp_path / "runtime.yaml").write_text(
+        f"backend: {{port: 0}}\nruntime: {{command: {command}}}\ncheckpoints: {{folder: /proc/nowhere}}\n"
+        "ledger: {url: memory}\n"
+    )
+    done = run("serve", "--config", str(tmp_path / "runtime.yaml"))
+    assert done.returncode == 1 and "/proc/nowhere" in done.stderr
+    pid, deadline = int(pid_file.read_text()), time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline, "the runtime outlives its server"
+        time.sleep(0.05)
+
+
 def test_a_mistake_in_a_configuration_file_is_named_with_its_fix(tmp_path: Path) -> None:
     (tmp_path / "engine.yaml").write_text("pretrain: x\nactor_trian: {}\n")
     (tmp_path / "runtime.yaml").write_text("backend: {port: 0}\n")

@@ -28,7 +28,8 @@ from tinker_backend.runtime.roles import (
     SampleResult,
 )
 
-WAIT_MS = 60_000
+WAIT_MS = 180_000
+"""A process takes two seconds of a core to load torch; on a machine that works on other things that can be a minute."""
 
 
 class Process:
@@ -97,7 +98,16 @@ def new_process(tmp_path: Path) -> Iterator[Callable[..., Process]]:
         process.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, engine_yaml: str) -> Iterator[Process]:
+    """One runtime for the tests that end none; each has names of its own."""
+    process = Process(tmp_path_factory.mktemp("shared"), engine_yaml)
+    process.start()
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="module")
 def engine_yaml(tiny_folder: Callable[..., Path]) -> str:
     strategy = "actor_train: {strategy_args: {strategy_config: {dtype: float32}}}\n"
     return f"pretrain: {tiny_folder('qwen3')}\nmodel_name: tiny\naliases: [org/tiny]\n{strategy}"
@@ -140,11 +150,8 @@ def test_a_run_is_created_trained_published_sampled_saved_and_loaded(
     assert runtime.call("status")["runs"] == ["run"]
 
 
-def test_wrong_calls_are_answered_with_faults_and_noise_is_ignored(
-    new_process: Callable[..., Process], engine_yaml: str, data: Any
-) -> None:
-    runtime = new_process(engine_yaml)
-    runtime.start()
+def test_wrong_calls_are_answered_with_faults_and_noise_is_ignored(shared: Process, data: Any) -> None:
+    runtime = shared
     assert runtime.fault("teleport") == {"message": "method 'teleport' is unknown", "category": "server"}
     for noise in (
         b"",
@@ -155,25 +162,22 @@ def test_wrong_calls_are_answered_with_faults_and_noise_is_ignored(
     ):
         runtime.socket.send(noise)
     assert runtime.call("ping") == {}
-    runtime.call("create", run=RunSpec("run", "tiny", LoraSpec(rank=4)))
+    runtime.call("create", run=RunSpec("faulty", "tiny", LoraSpec(rank=4)))
     bad = Datum(np.array([9999], dtype=np.int32), {"target_tokens": np.array([1])})
     good = data.batch(2)
     answers = runtime.call(
         "forward_backward",
-        batch=[LossRequest("run", 1, [bad], "cross_entropy"), LossRequest("run", 2, good, "cross_entropy")],
+        batch=[LossRequest("faulty", 1, [bad], "cross_entropy"), LossRequest("faulty", 2, good, "cross_entropy")],
     )
     assert "9999" in str(answers[0]) and answers[0].category == "user"
     assert isinstance(answers[1], LossResult)
     assert runtime.fault("optim_step", run_id="nobody", params=OptimParams())["category"] == "server"
-    assert "publish failed" in runtime.fault("publish", run_id="run")["message"]
+    assert "publish failed" in runtime.fault("publish", run_id="faulty")["message"]
     assert runtime.call("ping") == {}
 
 
-def test_many_samples_are_in_flight_and_one_can_be_cancelled(
-    new_process: Callable[..., Process], engine_yaml: str, data: Any
-) -> None:
-    runtime = new_process(engine_yaml)
-    runtime.start()
+def test_many_samples_are_in_flight_and_one_can_be_cancelled(shared: Process, data: Any) -> None:
+    runtime = shared
     runtime.call("load_sampler", version="base", base_model="tiny", path=None)
     long = runtime.send(
         "sample",
@@ -190,14 +194,11 @@ def test_many_samples_are_in_flight_and_one_can_be_cancelled(
     assert all(len(answers[i]["result"].sequences[0].tokens) == 2 for i in short)
 
 
-def test_ping_is_answered_while_torch_computes(
-    new_process: Callable[..., Process], engine_yaml: str, data: Any
-) -> None:
-    runtime = new_process(engine_yaml + "sequence_length: 512\n")
-    runtime.start()
-    runtime.call("create", run=RunSpec("run", "tiny", LoraSpec(rank=4)))
+def test_ping_is_answered_while_torch_computes(shared: Process, data: Any) -> None:
+    runtime = shared
+    runtime.call("create", run=RunSpec("busy", "tiny", LoraSpec(rank=4)))
     batch = [data.datum(400) for _ in range(40)]
-    training = runtime.send("forward_backward", batch=[LossRequest("run", 1, batch, "cross_entropy")])
+    training = runtime.send("forward_backward", batch=[LossRequest("busy", 1, batch, "cross_entropy")])
     time.sleep(0.2)
     ping = runtime.send("ping")
     assert runtime.receive()["id"] == ping

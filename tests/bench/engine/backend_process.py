@@ -30,7 +30,9 @@ class Backend:
         (folder / "runtime.yaml").write_text(yaml.safe_dump({"backend": {"port": 0}}))
         self._output = folder / "serve.out"
         command = [sys.executable, "-m", "tinker_backend", "serve", "--config", str(folder / "runtime.yaml")]
-        environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+        # The threads of the engine are its own business.
+        own = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+        environment = {k: v for k, v in os.environ.items() if k not in own}
         start = time.perf_counter()
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)

@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
 import os
 import resource
 import shutil
-import signal
 import socket
 import sys
-from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
-import httpx
-import uvicorn
 
 from . import __version__
-from .auth import keys
 from .config import EngineConfig, RuntimeConfig
-from .conformance.command import conformance
 from .errors import BackendError, ConfigError
-from .runtime.ray.dry_run import dry_run
-from .server.app import create_app
-from .server.backend import Backend
-
-log = logging.getLogger("tinker_backend")
+from .supervisor import Supervisor
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Loads the commands of other modules when they are asked for, so that the server starts sooner."""
+
+    elsewhere: ClassVar = {"keys": "auth.command", "conformance": "conformance.command"}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names."""
+        return sorted([*super().list_commands(ctx), *self.elsewhere])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name."""
+        if cmd_name not in self.elsewhere:
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = getattr(import_module(f"{__package__}.{self.elsewhere[cmd_name]}"), cmd_name)
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="tinker-backend")
 def main() -> None:
     """A self-hosted server of the Tinker API."""
@@ -52,70 +59,23 @@ def serve(config_path: Path, host: str | None, port: int | None) -> None:
             EngineConfig.load(config.runtime.engine)  # a mistake in it is told before a process starts
         _log_to(config)
         click.echo(_shown(config))
-        backend = Backend.build(config)
+        config.check_listen_address()
         _raise_file_limit()
         listener = _listen(config.backend.host, config.backend.port)
-        code = asyncio.run(_serve(backend, listener))
+        supervisor = Supervisor(config.runtime, config.logs.folder)
+        # The runtime loads torch while this process loads what a server needs.
+        supervisor.launch()
+        try:
+            from .server.serving import serve_until_signal
+
+            code = serve_until_signal(config, supervisor, listener)
+        finally:
+            supervisor.abandon()
     except (ConfigError, BackendError) as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
         code = 130
     sys.exit(code)
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to ``_serve``, which has more to end than connections."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Captures nothing."""
-        yield
-
-
-async def _serve(backend: Backend, listener: socket.socket) -> int:
-    config = backend.config
-    address = f"http://{config.backend.host}:{listener.getsockname()[1]}"
-    server = _Server(
-        uvicorn.Config(
-            create_app(backend),
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            timeout_keep_alive=120,
-            timeout_graceful_shutdown=3,
-            h11_max_incomplete_event_size=config.limits.header_bytes + 4096,
-            server_header=False,
-        )
-    )
-    received: list[int] = []
-
-    def end(number: int) -> None:
-        received.append(number)
-        server.should_exit = True
-        server.force_exit = len(received) > 1
-        if not starting.done():
-            starting.cancel()
-
-    await backend.open()
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    starting = asyncio.create_task(backend.start())
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, end, number)
-    try:
-        # The port is open while the models load: requests that need them wait, health says "starting".
-        await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
-        if starting.done() and not starting.cancelled():
-            starting.result()
-            click.echo(f"ready on {address}", err=False)
-            sys.stdout.flush()
-        await serving
-    finally:
-        server.should_exit = True
-        if not starting.done():
-            starting.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
-        await backend.stop()
-    return 128 + received[0] if received and received[0] == signal.SIGINT else 0
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -168,6 +128,8 @@ def _shown(config: RuntimeConfig) -> str:
 
 
 def _ask(base_url: str, path: str) -> Any:
+    import httpx
+
     headers = {"X-API-Key": key} if (key := os.environ.get("TINKER_API_KEY")) else {}
     try:
         answer = httpx.get(f"{base_url.rstrip('/')}{path}", headers=headers, timeout=30)
@@ -239,13 +201,11 @@ def doctor(config_path: Path) -> None:
         report(True, f"{config.backend.host}:{config.backend.port} is free")
     except BackendError as error:
         report(False, str(error))
+    from .runtime.ray.dry_run import dry_run
+
     python = config.runtime.python or sys.executable
     found = shutil.which(python)
     report(found is not None, f"runtime.python {python} {'exists' if found else 'does not exist'}")
     for good, text in dry_run(engine, config.runtime.python if found else None):
         report(good, text)
     sys.exit(1 if problems else 0)
-
-
-main.add_command(keys)
-main.add_command(conformance)

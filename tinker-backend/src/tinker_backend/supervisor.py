@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -52,6 +53,25 @@ def oom_kills() -> int:
     return 0
 
 
+class _Launched:
+    """A process from before the event loop, with as much of ``asyncio.subprocess.Process`` as is needed here."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+        self.terminate = process.terminate
+        self.kill = process.kill
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status, None while it runs."""
+        return self._process.poll()
+
+    async def wait(self) -> int:
+        """Waits for its end."""
+        return await asyncio.to_thread(self._process.wait)
+
+
 class Supervisor:
     """Keeps one runtime process alive and hands out the link to its present life."""
 
@@ -68,7 +88,8 @@ class Supervisor:
         self.last_death: Death | None = None
         self.started_at = time.time()
         self._link: RuntimeLink | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: asyncio.subprocess.Process | _Launched | None = None
+        self._launched: _Launched | None = None
         self._changed = asyncio.Condition()
         self._failure = ""
         self._failed_starts = 0.0
@@ -84,6 +105,23 @@ class Supervisor:
     def models(self) -> list[ModelCard]:
         """The base models, each once."""
         return list({card.name: card for card in self.cards.values()}.values())
+
+    def launch(self) -> None:
+        """Starts the first process ahead of ``start``, which takes it over. A failure is left for ``start`` to tell."""
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self._log_path.open("ab") as output, contextlib.suppress(OSError):
+            self._launched = _Launched(
+                subprocess.Popen(
+                    self._command(1), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                )
+            )
+
+    def abandon(self) -> None:
+        """Ends what ``launch`` began and ``start`` has not taken over."""
+        if self._launched is not None:
+            self._launched.kill()
+            self._launched = None
+            self._sockets.close()
 
     async def start(self) -> None:
         """Starts the runtime and waits until its models are loaded. Raises RuntimeGone when it cannot start."""
@@ -173,23 +211,11 @@ class Supervisor:
     async def _live(self) -> Death:
         """One life of the process, from its start to its end."""
         self.generation += 1
-        endpoint = f"ipc://{self._sockets.path}/runtime-{self.generation}.sock"
-        command = self._config.command or [self._config.python or sys.executable, "-m", "tinker_backend.runtime"]
-        arguments = ["--engine", str(self._config.engine), "--endpoint", endpoint, "--parent", str(os.getpid())]
-        with self._log_path.open("ab") as output:
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *command,
-                    *arguments,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                return Death(0, 127, False, f"cannot run {command[0]}: {error.strerror}")
-        self._process = process
-        link = RuntimeLink(endpoint, self.generation)
+        try:
+            process = self._process = await self._begin()
+        except OSError as error:
+            return Death(0, 127, False, f"cannot run {self._command(1)[0]}: {error.strerror}")
+        link = RuntimeLink(self._endpoint(self.generation), self.generation)
         link.open()
         self._link = link
         greeting = asyncio.create_task(self._greet(link))
@@ -209,6 +235,27 @@ class Supervisor:
             greeting.cancel()
             if not ending.done():
                 ending.cancel()
+
+    def _endpoint(self, generation: int) -> str:
+        return f"ipc://{self._sockets.path}/runtime-{generation}.sock"
+
+    def _command(self, generation: int) -> list[str]:
+        command = self._config.command or [self._config.python or sys.executable, "-m", "tinker_backend.runtime"]
+        options = ["--engine", str(self._config.engine), "--endpoint", self._endpoint(generation)]
+        return [*command, *options, "--parent", str(os.getpid())]
+
+    async def _begin(self) -> asyncio.subprocess.Process | _Launched:
+        if self._launched is not None:
+            launched, self._launched = self._launched, None
+            return launched
+        with self._log_path.open("ab") as output:
+            return await asyncio.create_subprocess_exec(
+                *self._command(self.generation),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
 
     async def _greet(self, link: RuntimeLink) -> None:
         hello = await link.call("hello", self._config.start_timeout_seconds)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tinker_backend.runtime.lora import AdapterSegment, Key, add_low_rank, low_rank_backward
-from tinker_backend.runtime.packed_weights import packed_linear
+from tinker_backend.runtime.packed_weights import sampling_linear
 
 _CHUNK_BYTES = 64 * 1024 * 1024
 _SPARSE = 0.9
@@ -47,10 +47,7 @@ class Head:
         """float32 logits (n, V) and nothing that a backward needs."""
         hidden = hidden.to(self.weight.dtype)
         bias = None if self.bias is None else self.bias.to(self.weight.dtype)
-        if self.packed is not None:
-            out = packed_linear(hidden, self.packed, bias)
-        else:
-            out = F.linear(hidden, self.weight, bias)
+        out = sampling_linear(hidden, self.weight, self.packed, bias)
         add_low_rank(hidden, out, segments, self.key)
         return out.float()
 

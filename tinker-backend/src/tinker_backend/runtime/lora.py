@@ -22,7 +22,7 @@ from torch import Tensor
 from tinker_backend.runtime.architecture import Architecture
 from tinker_backend.runtime.autograd import apply
 from tinker_backend.runtime.hardware import small_products
-from tinker_backend.runtime.packed_weights import packed_linear
+from tinker_backend.runtime.packed_weights import sampling_linear
 from tinker_backend.runtime.roles import LoraSpec
 
 _SMALL_ROWS = 64
@@ -208,8 +208,8 @@ def lora_linear(
     """
     if torch.is_grad_enabled() and x.requires_grad:
         return apply(_LoraLinear, x, weight, bias, segments, key)
-    out = F.linear(x, weight, bias) if packed is None else packed_linear(x, packed, bias)
-    if len(segments) > 1 or segments[0].adapter is not None:
+    out = sampling_linear(x, weight, packed, bias)
+    if len(segments) != 1 or segments[0].adapter is not None:
         add_low_rank(x, out, segments, key)
     return out
 

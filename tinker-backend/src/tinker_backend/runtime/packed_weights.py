@@ -20,6 +20,9 @@ from tinker_backend.runtime.hardware import available_memory
 SUFFIX = ".packed"
 _SHARE_OF_MEMORY = 0.25
 """The copy may take at most this part of the memory that is free when it is made."""
+_FEW_ROWS = 4
+_LARGE = 2048
+"""For few float32 rows MKL is as fast, up to weights of so many rows."""
 _SMALLEST = 4096
 """Weights with fewer elements are as fast as they are."""
 
@@ -39,6 +42,13 @@ def packed_linear(x_nI: Tensor, packed: Tensor, bias_O: Tensor | None) -> Tensor
     """``x W^T + bias`` (n, O). Not differentiable."""
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x_nI, packed, bias_O, "none", [], "")
     return out
+
+
+def sampling_linear(x_nI: Tensor, weight_OI: Tensor, packed: Tensor | None, bias_O: Tensor | None) -> Tensor:
+    """``x W^T + bias`` (n, O) by whichever weight is faster. Not differentiable."""
+    if packed is None or (x_nI.shape[0] <= _FEW_ROWS and weight_OI.shape[0] < _LARGE and x_nI.dtype == torch.float32):
+        return F.linear(x_nI, weight_OI, bias_O)
+    return packed_linear(x_nI, packed, bias_O)
 
 
 def packing(weights: Mapping[str, Tensor], target: MutableMapping[str, Tensor], names: list[str]) -> Iterator[None]:

@@ -56,11 +56,11 @@ class Backend:
     started_at: float = 0.0
 
     @classmethod
-    def build(cls, config: RuntimeConfig) -> Backend:
-        """Puts the parts together; nothing runs yet. Raises ConfigError."""
+    def build(cls, config: RuntimeConfig, supervisor: Supervisor | None = None) -> Backend:
+        """Puts the parts together; nothing runs yet but what ``supervisor`` has launched. Raises ConfigError."""
         config.check_listen_address()
         ledger = Ledger(config.ledger_url, config.ledger.fsync)
-        supervisor = Supervisor(config.runtime, config.logs.folder)
+        supervisor = supervisor or Supervisor(config.runtime, config.logs.folder)
         promises = PromiseBook(ledger, config.limits)
         store = CheckpointStore(ledger, WeightFolders(config.checkpoints.folder))
         samplers = SamplerBook(ledger, config.limits)
