@@ -33,6 +33,7 @@ def _finish(sampler: TorchSampler, requests: list[SampleRequest], between: Any =
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_packed_product_equals_the_plain_one(dtype: torch.dtype, bias: bool) -> None:
+    torch.manual_seed(0)
     weight = torch.randn(200, 96).to(dtype)
     if not packs(weight):
         pytest.skip(f"this machine has no packed products of {dtype}")
@@ -41,8 +42,8 @@ def test_a_packed_product_equals_the_plain_one(dtype: torch.dtype, bias: bool) -
         x = torch.randn(rows, 96).to(dtype)
         exact = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
         error = (packed_linear(x, packed, offset) - exact).abs().max() / exact.abs().max()
-        plain = (F.linear(x, weight, offset) - exact).abs().max() / exact.abs().max()
-        assert error <= 1.5 * plain + 1e-7
+        # A few units in the last place: sums in another order, and bfloat16 results are rounded once.
+        assert error <= (1e-6 if dtype == torch.float32 else 2**-8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
