@@ -59,8 +59,8 @@ _GPT_OSS_EFFORTS = {
     "gpt_oss_medium_reasoning": "medium",
     "gpt_oss_high_reasoning": "high",
 }
-# Names of families whose exact format is not public knowledge of this library.
-_UNSUPPORTED = ("qwen3_8_", "deepseekv4_1", "glm5_3_", "kimi_k31_pro", "nemotron3_ultra", "tml_v0")
+# Names of families whose format is part of a package that is not published.
+_UNSUPPORTED = ("kimi_k31_pro", "tml_v0")
 
 
 def register_renderer(name: str, factory: RendererFactory) -> None:

@@ -229,9 +229,17 @@ class Renderer(abc.ABC):
     def _bos_tokens(self) -> list[int]:
         return []
 
-    def _prepare(self, messages: Sequence[Message]) -> list[Message]:
-        """Hook: messages that the family adds or rewrites before rendering."""
+    def _prepare(self, messages: Sequence[Message], generating: bool = False) -> list[Message]:
+        """Hook: messages that the family adds or rewrites before rendering; ``generating``: before a prompt."""
         return list(messages)
+
+    def _last_user(self, messages: Sequence[Message]) -> int:
+        """Hook: index of the last user message, -1 without one."""
+        return max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
+
+    def _turn_start(self, messages: Sequence[Message], generating: bool = False) -> int:
+        """Hook: index of the last message before the last turn of the assistant."""
+        return _turn_begin(messages) - 1
 
     def _get_generation_suffix(self, role: Role, ctx: RenderContext) -> list[int]:
         """Tokens that make the model begin a message of this role: the header of an empty message by default."""
@@ -265,8 +273,8 @@ class Renderer(abc.ABC):
 
     # What follows from it
 
-    def _contexts(self, messages: Sequence[Message]) -> list[RenderContext]:
-        last_user = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
+    def _contexts(self, messages: Sequence[Message], generating: bool = False) -> list[RenderContext]:
+        last_user, turn_start = self._last_user(messages), self._turn_start(messages, generating)
         return [
             RenderContext(
                 idx=i,
@@ -274,18 +282,17 @@ class Renderer(abc.ABC):
                 prev_message=messages[i - 1] if i else None,
                 next_message=messages[i + 1] if i + 1 < len(messages) else None,
                 last_user_index=last_user,
-                in_last_assistant_turn=i > last_user,
+                in_last_assistant_turn=i > turn_start,
             )
             for i in range(len(messages))
         ]
 
     def _suffix_context(self, messages: Sequence[Message]) -> RenderContext:
-        last_user = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
         return RenderContext(
             idx=len(messages),
             is_last=True,
             prev_message=messages[-1] if messages else None,
-            last_user_index=last_user,
+            last_user_index=self._last_user(messages),
             in_last_assistant_turn=True,
         )
 
@@ -293,10 +300,8 @@ class Renderer(abc.ABC):
         self, messages: list[Message], role: Role = "assistant", prefill: str | None = None
     ) -> tinker.ModelInput:
         """Prompt after which the model writes the next message of ``role``; ``prefill`` is its beginning."""
-        prepared = self._prepare(messages)
-        contexts = self._contexts(prepared)
-        # The last message is history here: a new one follows.
-        contexts = [RenderContext(**{**vars(ctx), "is_last": False}) for ctx in contexts]
+        prepared = self._prepare(messages, generating=True)
+        contexts = self._contexts(prepared, generating=True)
         out = _Weighted()
         out.add(text_chunk(self._bos_tokens), 0.0)
         for message, ctx in zip(prepared, contexts, strict=True):
@@ -322,30 +327,45 @@ class Renderer(abc.ABC):
         if train_on_what is TrainOnWhat.ALL_ASSISTANT_MESSAGES and not self.has_extension_property:
             _warn_once(type(self).__name__)
         prepared = self._prepare(messages)
-        last_modes = (TrainOnWhat.LAST_ASSISTANT_MESSAGE, TrainOnWhat.LAST_ASSISTANT_TURN)
         out = _Weighted()
         out.add(text_chunk(self._bos_tokens), 0.0)
-        contexts = self._contexts(prepared)
-        for message, ctx in zip(prepared, contexts, strict=True):
-            trained = _is_trained(message, ctx, train_on_what)
-            if trained and self.disables_thinking and has_thinking(message["content"]):
-                raise RendererError(
-                    f"{type(self).__name__}: message {ctx.idx} to be trained contains reasoning, but the prompt of this "
-                    "renderer closes the reasoning block. Remove the thinking parts or use a thinking renderer."
-                )
+        for message, ctx in zip(prepared, self._contexts(prepared), strict=True):
+            trained = float(_is_trained(message, ctx, train_on_what))
             rendered = self.render_message(message, ctx)
-            output = rendered.output
             out.add(rendered.header, 1.0 if train_on_what is TrainOnWhat.ALL_TOKENS else 0.0)
-            if trained and train_on_what in last_modes:
-                given, output = self._split_given(rendered, message["role"], prepared[: ctx.idx])
-                out.add(text_chunk(given), 0.0)
-            for chunk in output:
-                out.add(chunk, float(trained))
+            for chunk in rendered.output:
+                out.add(chunk, trained)
             if ctx.is_last:
-                out.add(rendered.stop_overlap, float(trained))
+                out.add(rendered.stop_overlap, trained)
+        if train_on_what in (TrainOnWhat.LAST_ASSISTANT_MESSAGE, TrainOnWhat.LAST_ASSISTANT_TURN):
+            whole_turn = train_on_what is TrainOnWhat.LAST_ASSISTANT_TURN
+            self._leave_out_prompt(
+                out, messages, _turn_begin(messages) if whole_turn else len(messages) - 1, whole_turn
+            )
         import torch
 
         return tinker.ModelInput(chunks=out.chunks), torch.tensor(out.weights, dtype=torch.float32)
+
+    def _leave_out_prompt(self, out: _Weighted, messages: list[Message], begin: int, whole_turn: bool) -> None:
+        """Take the weight off tokens which the generation prompt before message ``begin`` would already contain."""
+        answers = [message for message in messages[begin:] if message["role"] == "assistant"]
+        if not answers:
+            return
+        if self.disables_thinking and any(has_thinking(message["content"]) for message in answers):
+            raise RendererError(
+                f"{type(self).__name__}: message {begin} or a later one contains reasoning, but the prompt of this "
+                "renderer closes the reasoning block. Remove the thinking parts or use a thinking renderer."
+            )
+        if whole_turn and not begin:
+            return  # no user message: the turn is the conversation
+        prompt, example = _flat(self.build_generation_prompt(messages[:begin]).chunks), _flat(out.chunks)
+        if example[: len(prompt)] == prompt:
+            out.weights[: len(prompt)] = [0.0] * len(prompt)
+        elif self.disables_thinking and not whole_turn:
+            raise RendererError(
+                f"{type(self).__name__}: the prompt before message {begin} does not begin this example, because the "
+                "message is not written with the closed reasoning block of the prompt. Use a thinking renderer."
+            )
 
     def build_supervised_examples(
         self, messages: list[Message], train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_MESSAGE
@@ -359,23 +379,6 @@ class Renderer(abc.ABC):
             for i, message in enumerate(messages)
             if message["role"] == "assistant"
         ]
-
-    def _split_given(
-        self, rendered: RenderedMessage, role: Role, before: Sequence[Message]
-    ) -> tuple[list[int], list[Chunk]]:
-        """Leading output tokens which the generation prompt would already contain, and the rest of the output."""
-        suffix = self._get_generation_suffix(role, self._suffix_context(before))
-        header = list(rendered.header.tokens) if rendered.header else []
-        if suffix[: len(header)] != header or not rendered.output:
-            return [], rendered.output
-        first = rendered.output[0]
-        if not isinstance(first, tinker.EncodedTextChunk):
-            return [], rendered.output
-        rest, tokens = suffix[len(header) :], list(first.tokens)
-        count = 0
-        while count < min(len(rest), len(tokens)) and rest[count] == tokens[count]:
-            count += 1
-        return tokens[:count], [text_chunk(tokens[count:]), *rendered.output[1:]]
 
     def _check_trainable(self, messages: Sequence[Message], train_on_what: TrainOnWhat) -> None:
         customized = train_on_what is TrainOnWhat.CUSTOMIZED
@@ -402,6 +405,20 @@ def _is_trained(message: Message, ctx: RenderContext, mode: TrainOnWhat) -> bool
             return bool(message.get("trainable", False))
         case _:
             return True
+
+
+def _turn_begin(messages: Sequence[Message]) -> int:
+    """Index of the first message after the last user message that an assistant message follows."""
+    last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=0)
+    return 1 + max((i for i, message in enumerate(messages[:last]) if message["role"] == "user"), default=-1)
+
+
+def _flat(chunks: Sequence[Chunk]) -> list[Any]:
+    """One entry per token; tokens of a medium are equal when it is."""
+    out: list[Any] = []
+    for chunk in chunks:
+        out += chunk.tokens if isinstance(chunk, tinker.EncodedTextChunk) else [chunk] * chunk.length
+    return out
 
 
 _warned: set[str] = set()

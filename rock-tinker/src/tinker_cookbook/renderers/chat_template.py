@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import tinker
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import RenderContext, RenderedMessage, Renderer, TrainOnWhat, text_chunk
-from tinker_cookbook.renderers.messages import Message, Role, ToolCall, ToolSpec, UnparsedToolCall
+from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
 from tinker_cookbook.renderers.parsing import ParseTermination, parse_response_for_stop_token, split_thinking
 from tinker_cookbook.renderers.pieces import Markup, PieceEncoder
+from tinker_cookbook.renderers.reading import with_calls
 from tinker_cookbook.renderers.tool_formats import JsonTools
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
@@ -110,20 +111,17 @@ class ChatTemplateRenderer(Renderer):
         if not termination.is_clean:
             return message, termination
         reasoning, text = split_thinking(str(message["content"]))
-        text, calls = self._tools.parse(text.lstrip("\n") if reasoning is not None else text)
+        text = text.lstrip("\n") if reasoning is not None else text
+        content, calls = self._tools.parse(text)
+        if calls and not isinstance(content, str):
+            text = "".join(part["text"] for part in content if part["type"] == "text").rstrip("\n")
         out = Message(role="assistant", content=text)
         if reasoning and reasoning.strip():
             out["content"] = [
                 {"type": "thinking", "thinking": reasoning.strip("\n")},
                 {"type": "text", "text": text},
             ]
-        parsed = [call for call in calls if isinstance(call, ToolCall)]
-        unparsed = [call for call in calls if isinstance(call, UnparsedToolCall)]
-        if parsed:
-            out["tool_calls"] = parsed
-        if unparsed:
-            out["unparsed_tool_calls"] = unparsed
-        return out, termination
+        return with_calls(out, calls), termination
 
     def create_conversation_prefix_with_tools(self, tools: list[ToolSpec], system_prompt: str = "") -> list[Message]:
         return self._tools.declare(tools, system_prompt)

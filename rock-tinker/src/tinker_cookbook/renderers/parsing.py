@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 
 from tinker_cookbook.renderers.messages import (
@@ -14,7 +15,6 @@ from tinker_cookbook.renderers.messages import (
     ThinkingPart,
     ToolCall,
     UnparsedToolCall,
-    ensure_list,
 )
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
@@ -38,34 +38,19 @@ class ParseTermination(StrEnum):
 
 
 class ParseFailureKind(StrEnum):
-    """Why a response is not usable."""
+    """Why a response is not usable: its framing (it did not end by itself) or what stands in it."""
 
-    TRUNCATED = "truncated"
-    INVALID_TOOL_CALL = "invalid_tool_call"
-    UNTERMINATED_TOOL_CALL = "unterminated_tool_call"
-
-
-_TOOL_BLOCK_PAIRS = (
-    ("<tool_call>", "</tool_call>"),
-    ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-    ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-)
+    STRUCTURAL = "structural"
+    CONTENT = "content"
 
 
-def classify_parse_failure(message: Message, termination: ParseTermination) -> ParseFailureKind | None:
-    """Kind of failure of a parsed response, or None if it is fine."""
-    unparsed = message.get("unparsed_tool_calls") or []
-    if any("not closed" in call.error for call in unparsed):
-        return ParseFailureKind.UNTERMINATED_TOOL_CALL
-    if unparsed:
-        return ParseFailureKind.INVALID_TOOL_CALL
+def classify_parse_failure(message: Message, termination: ParseTermination) -> tuple[ParseFailureKind, str] | None:
+    """Kind and description of the failure of a parsed response; None if it is fine."""
     if not termination.is_clean:
-        text = "".join(p["text"] for p in ensure_list(message["content"]) if p["type"] == "text")
-        for opening, closing in _TOOL_BLOCK_PAIRS:
-            if detect_unterminated_tool_block(text, opening, closing) is not None:
-                return ParseFailureKind.UNTERMINATED_TOOL_CALL
-        return ParseFailureKind.TRUNCATED
-    return None
+        text = "the response was cut off: it ends neither with a stop sequence nor with the end of text"
+        return ParseFailureKind.STRUCTURAL, text
+    unparsed = message.get("unparsed_tool_calls") or []
+    return (ParseFailureKind.CONTENT, "\n".join(call.error for call in unparsed)) if unparsed else None
 
 
 def detect_unterminated_tool_block(content: str, open_marker: str, close_marker: str) -> str | None:
@@ -90,13 +75,19 @@ def split_thinking(text: str, opening: str = "<think>", closing: str = "</think>
     return text[begin:end], before + text[end + len(closing) :]
 
 
+def without_think_blocks(text: str) -> str:
+    """Text without its closed ``<think>`` blocks."""
+    return re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL)
+
+
 def parse_think_blocks(content: str) -> list[ContentPart] | None:
-    """Text with ``<think>`` blocks as parts in order; None when there is no block."""
+    """Text with ``<think>`` blocks as parts in order; None when there is no block. A block that is not closed stays
+    text."""
     if "<think>" not in content:
         return None
     parts: list[ContentPart] = []
     position = 0
-    for match in re.finditer(r"<think>(.*?)(?:</think>|\Z)", content, flags=re.DOTALL):
+    for match in re.finditer(r"<think>(.*?)</think>", content, flags=re.DOTALL):
         _append_text(parts, content[position : match.start()])
         if match.group(1):
             parts.append(ThinkingPart(type="thinking", thinking=match.group(1)))
@@ -105,23 +96,40 @@ def parse_think_blocks(content: str) -> list[ContentPart] | None:
     return parts
 
 
+def with_reasoning(text: str) -> str | list[ContentPart]:
+    """Text as parts where it has ``<think>`` blocks, else as it is."""
+    parts = parse_think_blocks(text)
+    return text if parts is None else parts
+
+
 def parse_content_blocks(
     content: str,
 ) -> tuple[list[ContentPart], list[ToolCall | UnparsedToolCall]] | None:
     """Text with ``<think>`` and JSON ``<tool_call>`` blocks as (parts, calls); None when there is neither."""
-    if "<think>" not in content and "<tool_call>" not in content:
+    return read_blocks(content, "<tool_call>", "</tool_call>", lambda body, raw: [read_json_call(body, raw)])
+
+
+def read_blocks(
+    content: str, opening: str, closing: str, read: Callable[[str, str], list[ToolCall | UnparsedToolCall]]
+) -> tuple[list[ContentPart], list[ToolCall | UnparsedToolCall]] | None:
+    """Text with ``<think>`` blocks and blocks of calls as (parts in order, calls); None when there is neither.
+
+    ``read`` gets the inside of a block and the whole of it. Blocks that are not closed stay text.
+    """
+    if "<think>" not in content and opening not in content:
         return None
+    pattern = rf"<think>(?P<thinking>.*?)</think>|{re.escape(opening)}(?P<calls>.*?){re.escape(closing)}"
+    parts: list[ContentPart] = []
     calls: list[ToolCall | UnparsedToolCall] = []
-
-    def take(match: re.Match[str]) -> str:
-        calls.append(read_json_call(match.group(1), match.group(0)))
-        return ""
-
-    rest = re.sub(r"<tool_call>(.*?)</tool_call>", take, content, flags=re.DOTALL)
-    parts = parse_think_blocks(rest)
-    if parts is None:
-        parts = []
-        _append_text(parts, rest)
+    position = 0
+    for match in re.finditer(pattern, content, flags=re.DOTALL):
+        _append_text(parts, content[position : match.start()])
+        if match["calls"] is not None:
+            calls += read(match["calls"], match[0])
+        elif match["thinking"]:
+            parts.append(ThinkingPart(type="thinking", thinking=match["thinking"]))
+        position = match.end()
+    _append_text(parts, content[position:])
     return parts, calls
 
 
@@ -130,28 +138,42 @@ def read_json_call(body: str, raw_text: str) -> ToolCall | UnparsedToolCall:
     try:
         value = json.loads(body.strip())
     except json.JSONDecodeError as error:
-        return UnparsedToolCall(raw_text=raw_text, error=f"invalid JSON: {error}")
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return UnparsedToolCall(raw_text=raw_text, error="a call needs a string field 'name'")
-    arguments = value.get("arguments", {})
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    call_id = value.get("id")
-    return ToolCall(
-        function=FunctionBody(name=value["name"], arguments=text), id=call_id if isinstance(call_id, str) else None
-    )
+        return UnparsedToolCall(raw_text=raw_text, error=f"Invalid JSON: {error}")
+    if not isinstance(value, dict):
+        return UnparsedToolCall(raw_text=raw_text, error="Tool call is not a JSON object")
+    name, arguments, call_id = value.get("name"), value.get("arguments"), value.get("id")
+    if not isinstance(name, str):
+        return UnparsedToolCall(raw_text=raw_text, error="Missing or invalid 'name' field")
+    if not isinstance(arguments, dict):
+        return UnparsedToolCall(raw_text=raw_text, error="Missing or invalid 'arguments' field")
+    call_id = call_id if isinstance(call_id, str) else None
+    return ToolCall(function=FunctionBody(name=name, arguments=json.dumps(arguments)), id=call_id)
 
 
 def parse_response_for_stop_token(
     response: list[int], tokenizer: Tokenizer, stop_token: int
 ) -> tuple[Message, ParseTermination]:
-    """Assistant message up to the stop token. Without one: EOS if the tokenizer's EOS ends it, else MALFORMED."""
-    if stop_token in response:
-        end = response.index(stop_token)
-        termination = ParseTermination.STOP_SEQUENCE if end == len(response) - 1 else ParseTermination.MALFORMED
-        return Message(role="assistant", content=str(tokenizer.decode(response[:end]))), termination
-    if response and response[-1] == tokenizer.eos_token_id:
-        return Message(role="assistant", content=str(tokenizer.decode(response[:-1]))), ParseTermination.EOS
-    return Message(role="assistant", content=str(tokenizer.decode(response))), ParseTermination.MALFORMED
+    """Assistant message up to the stop token; MALFORMED without one, and with several."""
+    tokens, termination = split_at_stop(response, tokenizer, [stop_token])
+    return Message(role="assistant", content=str(tokenizer.decode(tokens))), termination
+
+
+def split_at_stop(
+    response: list[int], tokenizer: Tokenizer, stops: Iterable[int]
+) -> tuple[list[int], ParseTermination]:
+    """Tokens before the stop token, and how the response ended.
+
+    EOS: a stop token that is the tokenizer's end of text beside others. Several stop tokens are MALFORMED: sampling
+    did not stop at them.
+    """
+    stop_set = list(stops)
+    found = [index for index, token in enumerate(response) if token in stop_set]
+    if not found:
+        return list(response), ParseTermination.MALFORMED
+    if len(found) > 1:
+        return response[: found[0]], ParseTermination.MALFORMED
+    ends_text = len(stop_set) > 1 and response[found[0]] == tokenizer.eos_token_id
+    return response[: found[0]], ParseTermination.EOS if ends_text else ParseTermination.STOP_SEQUENCE
 
 
 def _append_text(parts: list[ContentPart], text: str) -> None:

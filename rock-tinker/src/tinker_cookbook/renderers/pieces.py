@@ -25,6 +25,11 @@ class Break:
 Piece: TypeAlias = str | Markup | Break
 
 
+def plain(piece: Piece) -> str:
+    """A piece as ordinary text, for formats without markers of their own."""
+    return piece if isinstance(piece, str) else getattr(piece, "text", "")
+
+
 class PieceEncoder:
     """Encodes pieces with one tokenizer. Ordinary text that stands side by side is encoded as one string."""
 

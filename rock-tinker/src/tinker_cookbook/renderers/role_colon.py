@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tinker_cookbook.renderers.base import RenderContext, RenderedMessage, Renderer, text_chunk
-from tinker_cookbook.renderers.messages import Message, ToolCall, ToolSpec, UnparsedToolCall, ensure_text
+from tinker_cookbook.renderers.messages import Message, ToolSpec, ensure_text
 from tinker_cookbook.renderers.parsing import ParseTermination
-from tinker_cookbook.renderers.pieces import Markup, PieceEncoder
+from tinker_cookbook.renderers.pieces import Markup, Piece, PieceEncoder, plain
+from tinker_cookbook.renderers.reading import with_calls
 from tinker_cookbook.renderers.streaming import StreamingParser
 from tinker_cookbook.renderers.tool_formats import JsonTools
 from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -35,12 +36,12 @@ class RoleColonRenderer(Renderer):
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         role, text = message["role"], ensure_text(message["content"])
+        pieces: list[Piece] = [f" {text}"]
         if message.get("tool_calls"):
-            text += self._tools.calls(message["tool_calls"], text)
-        body = f" {text}\n\n"
+            pieces += [plain(piece) for piece in self._tools.calls(message["tool_calls"], text)]
         return RenderedMessage(
             header=text_chunk(self._encoder.encode([f"{role.capitalize()}:"])),
-            output=[text_chunk(self._encoder.encode([body]))],
+            output=[text_chunk(self._encoder.encode([*pieces, "\n\n"]))],
             stop_overlap=text_chunk(self._encoder.encode(["User:"])) if role == "assistant" else None,
         )
 
@@ -49,18 +50,17 @@ class RoleColonRenderer(Renderer):
         if tokens and tokens[-1] == self.tokenizer.eos_token_id:
             tokens, termination = tokens[:-1], ParseTermination.EOS
         text = str(self.tokenizer.decode(tokens))
-        if _STOP in text:
-            text, rest = text.split(_STOP, 1)
-            termination = ParseTermination.MALFORMED if rest.strip() else ParseTermination.STOP_SEQUENCE
-        text, calls = self._tools.parse(text.strip())
-        message = Message(role="assistant", content=text.strip())
-        parsed = [call for call in calls if isinstance(call, ToolCall)]
-        unparsed = [call for call in calls if isinstance(call, UnparsedToolCall)]
-        if parsed:
-            message["tool_calls"] = parsed
-        if unparsed:
-            message["unparsed_tool_calls"] = unparsed
-        return message, termination
+        text, *rest = text.split(_STOP)
+        if rest:
+            termination = ParseTermination.STOP_SEQUENCE if len(rest) == 1 else ParseTermination.MALFORMED
+        return self._message(text), termination
+
+    def _message(self, text: str) -> Message:
+        """Text with the calls in it taken out. White space around it belongs to the format, which writes it again."""
+        content, calls = self._tools.parse(text)
+        if calls and not isinstance(content, str):
+            text = "".join(part["text"] for part in content if part["type"] == "text")
+        return with_calls(Message(role="assistant", content=text.strip()), calls)
 
     def streaming_parser(self) -> StreamingParser:
         return StreamingParser(self.tokenizer, None, lambda tokens: self.parse_response(tokens)[0])

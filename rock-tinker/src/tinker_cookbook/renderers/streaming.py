@@ -72,12 +72,13 @@ class Utf8TokenDecoder:
 class StreamingParser:
     """Feed tokens, get deltas; ``finish`` gives the same message as parsing the whole response at once.
 
-    ``end_message_token`` is one stop token or None (then the stream ends with ``finish``).
+    ``end_message_token`` is one stop token or None (then the stream ends with ``finish``); ``other_stops`` are more.
     """
 
     tokenizer: Tokenizer
     end_message_token: int | None
     parse_final_response: Callable[[list[int]], Message]
+    other_stops: tuple[int, ...] = ()
     _tokens: list[int] = field(default_factory=list)
     _started: bool = False
     _ended: bool = False
@@ -94,7 +95,7 @@ class StreamingParser:
             yield StreamingMessageHeader(role="assistant")
         if self._ended:
             return
-        if token == self.end_message_token:
+        if token == self.end_message_token or token in self.other_stops:
             self._ended = True
             yield from self._drain()
             return
@@ -131,60 +132,54 @@ class StreamingParser:
 
 @dataclass
 class ReasoningStreamingParser(StreamingParser):
-    """Splits reasoning between ``opening`` and ``closing`` from text while it streams.
+    """Splits reasoning between ``opening`` and ``closing`` from text while it streams; every marker begins a new
+    content part. Deltas hold the text as it was sampled, without the markers.
 
-    ``starts_in_thinking``: the prompt already opened the block. ``trim``: newlines around a block belong to its
-    markers and are not shown.
+    ``starts_in_thinking``: the prompt already opened the block.
     """
 
     opening: str = "<think>"
     closing: str = "</think>"
     starts_in_thinking: bool = False
-    trim: bool = True
+
+    def begin(self, given: str) -> None:
+        """Start over with text of the prompt that belongs to the message (an opening marker, or nothing)."""
+        self.starts_in_thinking = False
+        self.reset()
+        self._buffer = given
 
     def _restart(self) -> None:
-        self._buffer = ""
-        self._thinking = self.starts_in_thinking
+        self._buffer = self.opening if self.starts_in_thinking else ""
+        self._thinking = False
         self._index = 0
-        self._at_start = True
-        self._shown = False
 
     def _text(self, text: str, last: bool) -> Iterator[MessageDelta]:
+        if self._buffer.startswith(self.opening) and not self._thinking and not self._index:
+            # Text of the prompt comes as a delta of its own.
+            given, self._buffer = self._buffer, ""
+            yield from self._split(given, last=False)
+        yield from self._split(text, last)
+
+    def _split(self, text: str, last: bool) -> Iterator[MessageDelta]:
         self._buffer += text
         while True:
             marker = self.closing if self._thinking else self.opening
             before, found, after = self._buffer.partition(marker)
             if not found:
                 break
-            yield from self._emit(before.rstrip("\n") if self._thinking and self.trim else before)
+            yield from self._emit(before)
             self._buffer = after
-            self._index += 1 if self._shown else 0
+            self._index += 1
             self._thinking = not self._thinking
-            self._at_start, self._shown = True, False
-        keep = 0 if last else _held_back(self._buffer, marker, self._thinking and self.trim)
+        keep = 0 if last else _held_back(self._buffer, marker)
         ready, self._buffer = self._buffer[: len(self._buffer) - keep], self._buffer[len(self._buffer) - keep :]
         yield from self._emit(ready)
 
     def _emit(self, text: str) -> Iterator[MessageDelta]:
-        if self._at_start and self.trim:
-            text = text.lstrip("\n")
-        if not text:
-            return
-        self._at_start, self._shown = False, True
-        if self._thinking:
-            yield StreamingThinkingDelta(text, self._index)
-        else:
-            yield StreamingTextDelta(text, self._index)
+        if text:
+            yield (StreamingThinkingDelta if self._thinking else StreamingTextDelta)(text, self._index)
 
 
-def _held_back(text: str, marker: str, thinking: bool) -> int:
-    """How many trailing characters may still turn out to be (or to precede) the marker."""
-    keep = 0
-    for size in range(min(len(marker) - 1, len(text)), 0, -1):
-        if text.endswith(marker[:size]):
-            keep = size
-            break
-    if thinking:  # newlines before the closing marker belong to the marker
-        body = text[: len(text) - keep]
-        keep += len(body) - len(body.rstrip("\n"))
-    return keep
+def _held_back(text: str, marker: str) -> int:
+    """How many trailing characters may still turn out to be the marker."""
+    return next((size for size in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:size])), 0)

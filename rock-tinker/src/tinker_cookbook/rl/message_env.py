@@ -123,7 +123,7 @@ class EnvFromMessageEnv(Env):
             if cut_off and self.terminate_on_length:
                 await self.message_env.observe_truncated_response(message)
                 return self._ended(self.failed_parse_reward, StopReason.MAX_TOKENS, {"parse_error": 1})
-            handled = await self._unreadable(message, failure.value)
+            handled = await self._unreadable(message, failure[1])
             if handled is not None:
                 return handled
         self._errors_in_a_row = 0
