@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from rock.errors import SandboxError
@@ -97,6 +98,36 @@ async def test_names_and_paths_do_not_lead_out_of_the_api(rock_stack: Any) -> No
                 await sandbox.read_file(path)
         await sandbox.write_file("/tmp/deep/../../tmp/inside", "x")
         assert (await sandbox.execute("cat /tmp/inside")).stdout == "x"
+
+
+HALF = '"\\ud800"'
+ODD = [
+    ("start", b'{"image":"local","cpus":NaN}', "body.cpus"),
+    ("start", b'{"image":"local","pids":-1}', "body.pids"),
+    ("start", b'{"image":"local","memory":"-1g"}', "is not a size"),
+    ("start", b"\xff", "bad request"),
+    ("start", b"\xff\xfe", "bad request"),
+    ("start", b"[" * 100_000, "bad request"),
+    ("execute", b'{"sandbox_id":"ID","command":["true"],"timeout":NaN}', "body.timeout"),
+    ("execute", b'{"sandbox_id":"ID","command":["true"],"timeout":-1}', "body.timeout"),
+    ("execute", b'{"sandbox_id":"ID","command":["\\u0000"]}', "NUL character"),
+    ("execute", b'{"sandbox_id":"ID","command":[]}', "command is empty"),
+    ("execute", f'{{"sandbox_id":"ID","command":{HALF}}}'.encode(), "surrogate"),
+    ("write_file", f'{{"sandbox_id":"ID","path":"/tmp/x","content":{HALF}}}'.encode(), "surrogate"),
+    ("read_file", b'{"sandbox_id":"ID","path":"/dev/zero"}', "no such regular file"),
+]
+
+
+async def test_odd_requests_are_failed_answers_and_the_connection_stays(rock_stack: Any) -> None:
+    api = f"{rock_stack.url}/apis/envs/sandbox/v1"
+    async with rock_stack.sandbox() as sandbox, httpx.AsyncClient(timeout=30) as client:
+        for route, body, reason in ODD:
+            content = body.replace(b"ID", sandbox.sandbox_id.encode())
+            answer = await client.post(f"{api}/{route}", content=content, headers={"content-type": "application/json"})
+            said = answer.json()
+            assert said["status"] == "Failed" and answer.status_code in (200, 400), (route, body[:60], said)
+            assert reason in said["message"] and said["result"]["code"] in (4000, 6000), (route, body[:60], said)
+        assert (await sandbox.execute("echo alive")).stdout == "alive\n"
 
 
 @pytest.mark.parametrize(

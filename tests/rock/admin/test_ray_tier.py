@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -21,12 +22,15 @@ def test_sandboxes_are_placed_over_the_nodes_of_a_ray_cluster() -> None:
     python = os.environ.get("TINKER_TEST_CLUSTER_PYTHON")
     if not python or not Path(python).is_file():
         pytest.skip("TINKER_TEST_CLUSTER_PYTHON names no Python with Ray (tests/cluster/install.sh makes one)")
-    done = subprocess.run(
-        [python, "-m", "pytest", str(TESTS), "-q", "-rs", "-p", "no:cacheprovider"],
-        cwd=TESTS.parents[3],
-        capture_output=True,
-        text=True,
-        timeout=280,
+    words = [python, "-m", "pytest", str(TESTS), "-q", "-rs", "-p", "no:cacheprovider"]
+    process = subprocess.Popen(
+        words, cwd=TESTS.parents[3], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert " skipped" not in done.stdout and " passed" in done.stdout, done.stdout
+    try:
+        said, _ = process.communicate(timeout=250)
+    finally:
+        if process.poll() is None:  # it takes its nodes of Ray down itself when it is told to stop
+            process.send_signal(signal.SIGINT)
+            process.wait(40)
+    assert process.returncode == 0, said[-8000:]
+    assert " skipped" not in said and " passed" in said, said

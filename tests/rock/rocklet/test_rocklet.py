@@ -130,6 +130,31 @@ async def test_a_session_keeps_its_state_and_gives_real_exit_codes(rocklet: http
     await _post(rocklet, "/close_session", session="s")
 
 
+async def test_a_command_that_changes_the_prompt_or_the_terminal_leaves_the_session_usable(rocklet: Any) -> None:
+    await rocklet.post("/create_session", json={"session": "p"})
+
+    async def run(command: str, **fields: Any) -> dict[str, Any]:
+        answer = await rocklet.post(
+            "/run_in_session", json={"session": "p", "command": command, "check": "silent", **fields}
+        )
+        return dict(answer.json())
+
+    for command in (
+        "PROMPT_COMMAND='echo hi'; PS1='$ '; (exit 5)",
+        "unset PROMPT_COMMAND; (exit 5)",
+        "stty -echo; (exit 5)",
+    ):
+        started = time.monotonic()
+        assert (await run(command, timeout=20))["exit_code"] == 5
+        seen = await run("echo $((6 * 7))")
+        assert (seen["output"], seen["exit_code"]) == ("42\n", 0) and time.monotonic() - started < 5
+    late = await rocklet.post(
+        "/run_in_session", json={"session": "p", "command": "PROMPT_COMMAND=; sleep 60", "timeout": 0.5}
+    )
+    assert late.status_code == 504
+    assert (await run("echo back"))["output"] == "back\n"
+
+
 async def test_a_long_command_in_a_session_has_its_state_and_its_true_exit_status(rocklet: httpx.AsyncClient) -> None:
     await _post(rocklet, "/create_session")
     await _post(rocklet, "/run_in_session", command="cd /usr; V=5; f() { echo f$V; }")

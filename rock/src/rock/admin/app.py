@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -67,7 +68,7 @@ def create_admin_app(config: RockConfig, on_open: Callable[[], None] = lambda: N
             },
         )
     app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(AccessLog)
+    app.add_middleware(AccessLog, tracebacks=config.logs.traceback)
 
     @app.exception_handler(Failure)
     async def on_failure(_: Request, error: Failure) -> JSONResponse:
@@ -82,11 +83,13 @@ def create_admin_app(config: RockConfig, on_open: Callable[[], None] = lambda: N
     async def on_unknown(request: Request, _: Exception) -> JSONResponse:
         return failed(absent(request.method, request.url.path), BAD_REQUEST, status=404, kind="not_found")
 
-    @app.exception_handler(Exception)
-    async def on_surprise(_: Request, error: Exception) -> JSONResponse:
-        detail = {"traceback": traceback.format_exc()} if config.logs.traceback else {}
-        reason = f"internal error: {type(error).__name__}: {error}"
-        return failed(reason, INTERNAL_SERVER_ERROR, status=500, **detail)
+    @app.exception_handler(HTTPException)
+    async def on_refused(_: Request, error: HTTPException) -> JSONResponse:
+        return failed(f"bad request: {error.detail}", BAD_REQUEST, status=error.status_code)
+
+    @app.exception_handler(UnicodeEncodeError)
+    async def on_half_a_character(_: Request, error: UnicodeEncodeError) -> JSONResponse:
+        return failed(f"bad request: the text holds half a surrogate pair ({error}); send valid Unicode", BAD_REQUEST)
 
     @app.get("/")
     async def hello() -> dict[str, str]:
@@ -108,10 +111,11 @@ def shown_keys(headers: Headers) -> Iterable[str]:
 
 
 class AccessLog:
-    """Logs method, path, status and time of each request; never headers or bodies."""
+    """Logs method, path, status and time of each request; never headers or bodies. What nobody foresaw becomes a Failed answer."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tracebacks: bool) -> None:
         self.app = app
+        self.tracebacks = tracebacks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -127,6 +131,13 @@ class AccessLog:
 
         try:
             await self.app(scope, receive, note)
+        except Exception as error:
+            _LOG.exception("%s %s failed", scope["method"], scope["path"])
+            if status:  # the answer has begun; only cutting it off tells the client
+                raise
+            detail = {"traceback": traceback.format_exc()} if self.tracebacks else {}
+            reason = f"internal error: {type(error).__name__}: {error}"
+            await failed(reason, INTERNAL_SERVER_ERROR, status=500, **detail)(scope, receive, note)
         finally:
             took = (time.monotonic() - start) * 1000
             _LOG.info("%s %s %d %.1f ms", scope["method"], scope["path"], status, took)

@@ -20,7 +20,7 @@ class StartRequest(BaseModel):
     memory: str = "8g"
     cpus: float = Field(default=2, gt=0)
     limit_cpus: float | None = None
-    pids: int | None = 4096
+    pids: int | None = Field(default=4096, ge=16, le=1 << 22)
     sandbox_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
     registry_username: str | None = None
     registry_password: str | None = None

@@ -17,7 +17,7 @@ class Command(_Body):
     """One command. A string runs in bash (sh where there is none), a list without a shell."""
 
     command: str | list[str]
-    timeout: float | None = DEFAULT_TIMEOUT_SECONDS
+    timeout: float | None = Field(default=DEFAULT_TIMEOUT_SECONDS, ge=0, allow_inf_nan=False)
     env: dict[str, str] | None = None
     cwd: str | None = None
     user: str | None = None
@@ -85,7 +85,7 @@ class CreateSession(_Body):
     env: dict[str, str] | None = None
     remote_user: str | None = None
     cwd: str | None = None
-    startup_timeout: float = 1.0
+    startup_timeout: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     max_read_size: int = 2000
 
 
@@ -106,7 +106,7 @@ class BashAction(_Body):
     action_type: str = "bash"
     command: str = ""
     session: str = "default"
-    timeout: float | None = None
+    timeout: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     check: Literal["raise", "silent", "ignore"] = "raise"
     is_interactive_command: bool = False
     is_interactive_quit: bool = False
@@ -127,7 +127,7 @@ class Interrupt(_Body):
     """Ctrl-C in a session; after `grace` seconds without effect the running processes are killed."""
 
     session: str = "default"
-    grace: float = 2.0
+    grace: float = Field(default=2.0, ge=0, le=60)
 
 
 class ReadFile(_Body):

@@ -24,6 +24,7 @@ from rock.rocklet.models import DEFAULT_TIMEOUT_SECONDS, BashAction, BashObserva
 from rock.runtime.processes import MARK, kill_family
 
 _START_SECONDS = 20.0
+_REPORT = "__rocklet_report"  # a function of the session's shell
 _AFTER_INTERRUPT_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 
@@ -73,8 +74,9 @@ class BashSession:
                 os.close(fd)
         prefer_to_kill(self.process.pid)
         asyncio.get_running_loop().add_reader(self._status_read, self._on_status)
-        # No history, no job control messages; the status goes out before each prompt.
-        prompt = f'set +m +o history; PROMPT_COMMAND=\'printf "%s\\n" "$?" >&{status_write}\'; PS1=; PS2='
+        # No history, no job control messages; the status goes out before each prompt, also after a command that changes the prompt.
+        report = f'PROMPT_COMMAND=\'printf "%s\\n" "$?" >&{status_write}\'; PS1=; PS2=; return "$1"'
+        prompt = f"set +m +o history; {_REPORT}() {{ {report}; }}; readonly -f {_REPORT}; {_REPORT} 0"
         sources = "".join(f" . {_quoted(path)};" for path in self.request.startup_source)
         await self._type(f"{prompt};{sources} true\n")
         await self._status(_START_SECONDS + self.request.startup_timeout)
@@ -105,7 +107,7 @@ class BashSession:
             if start and not self._other_writers():
                 os.truncate(self._output, 0)
                 start = 0
-            await self._type(f" . {script}\n")
+            await self._type(f" . {script}; {_REPORT} $?\n")
             try:
                 code = await self._status(timeout, action.expect, start)
             except TimeLimit as error:
@@ -255,6 +257,8 @@ class BashSession:
                 os.write(self._terminal, b"\x03")
             if step:
                 await asyncio.to_thread(kill_family, self.process.pid, itself=False)
+                with contextlib.suppress(OSError):
+                    os.write(self._terminal, f" {_REPORT} 130\n".encode())
             with contextlib.suppress(TimeLimit, SessionEnded):
                 await self._status(_AFTER_INTERRUPT_SECONDS)
                 return
