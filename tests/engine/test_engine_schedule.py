@@ -243,3 +243,52 @@ def test_sampler_weights_are_written_aside_as_they_were_when_asked(
     assert torch.equal(engine.trainer.runs["again"].values, before)
     missing = client.call("save", run_id="nobody", path=str(tmp_path / "x"), kind="sampler")
     assert isinstance(missing, RuntimeFault) and "nobody" in str(missing)
+
+
+def test_training_and_sampling_share_the_time_evenly_whatever_their_steps_take(
+    engine: Engine, start: Callable[[], None], data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock of its own: a micro-batch takes a second, a decode step a quarter of one."""
+    now, order = [0.0], []
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return now[0]
+
+    train, step = engine._train, engine.sampler.step
+
+    def trained() -> None:
+        train()
+        now[0] += 1.0
+        order.append("T")
+
+    def stepped() -> None:
+        step()
+        now[0] += 0.25
+        order.append("S")
+
+    monkeypatch.setattr(engine_module, "time", Clock)
+    monkeypatch.setattr(engine, "_train", trained)
+    monkeypatch.setattr(engine.sampler, "step", stepped)
+    client = Client(engine)
+    for run_id in ("x1", "x2"):
+        client.submit("create", run=RunSpec(run_id, "tiny", LoraSpec(rank=2)))
+    client.submit("load_sampler", version="base", base_model="tiny", path=None)
+    prompt = data.tokens(200)  # longer than one read
+    sample = SampleRequest("q", "base", prompt, num_samples=4, max_tokens=50, seed=1, stop_token_ids=[])
+    waits = [client.submit("sample", request=sample)]
+    for number in range(12):
+        run_id = f"x{1 + number % 2}"
+        batch = [LossRequest(run_id, number, [data.datum(60) for _ in range(2)], "cross_entropy")]
+        waits.append(client.submit("forward_backward", batch=batch))
+        waits.append(client.submit("optim_step", run_id=run_id, params=OptimParams()))
+    start()
+    for wait in waits:
+        assert not isinstance(wait(), RuntimeFault)
+    both = "".join(order)[: min(len(order) - order[::-1].index(side) for side in "TS")]
+    turns = both.strip("T").strip("S")
+    assert turns.count("T") >= 8 and turns.count("S") >= 30
+    assert "TTT" not in turns and "S" * 10 not in turns
+    shares = turns.count("T") * 1.0, turns.count("S") * 0.25
+    assert abs(shares[0] - shares[1]) <= 2.0

@@ -27,10 +27,10 @@ def main() -> int:
         format="%(asctime)s %(levelname)s runtime %(name)s: %(message)s",
     )
 
-    # Threads that wait for one another spin for some 20 microseconds, the time between two small operations, and then
+    # Threads that wait for one another spin for some 30 microseconds, the time between two small operations, and then
     # sleep: others may want their cores. Read when torch is loaded.
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "1500")
 
     def build() -> Any:
         # torch is imported here, on the engine's thread, so that the socket is bound at once.

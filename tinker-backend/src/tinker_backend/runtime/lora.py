@@ -125,8 +125,8 @@ class PackedProjection:
 
     @cached_property
     def wide(self) -> tuple[Tensor, Tensor]:
-        """The same two in float32, for samplers with few rows."""
-        return self.a_RI.float(), self.b_OR.float()
+        """The same two in float32 and transposed, for samplers with few rows."""
+        return self.a_RI.float().t(), self.b_OR.float().t()
 
 
 class Adapter:
@@ -224,10 +224,9 @@ def add_low_rank(x: Tensor, out: Tensor, segments: list[AdapterSegment], key: Ke
         alone = count == x.shape[0]
         rows, target = (x, out) if alone else (x[segment.start : segment.stop], out[segment.start : segment.stop])
         if count <= _FEW_ROWS and out.dtype != torch.float32 and out.device.type == "cpu":
-            a, b = packed.wide
+            a_IR, b_RO = packed.wide
             with small_products():
-                u = (rows.float() @ a.t()).to(out.dtype).float()
-                target.add_(u @ b.t())
+                target.add_(torch.mm(torch.mm(rows.float(), a_IR), b_RO))
         else:
             with small_products() if count <= _SMALL_ROWS else nullcontext():
                 target.addmm_(rows @ packed.a_RI.t(), packed.b_OR.t())
