@@ -44,10 +44,15 @@ def test_a_signal_ends_server_and_runtime_in_order(make_backend: Any, new_wire: 
 
 def test_the_configuration_is_printed_without_secrets(tmp_path: Path) -> None:
     (tmp_path / "engine.yaml").write_text("pretrain: x\n")
+    url = "postgresql+psycopg://user:hunter2@127.0.0.1:1/db?connect_timeout=5"
+    (tmp_path / "runtime.yaml").write_text(f"backend: {{port: 0}}\nledger: {{url: '{url}'}}\n")
+    done = run("serve", "--config", str(tmp_path / "runtime.yaml"))
+    assert done.returncode == 1
+    assert '"host": "127.0.0.1"' in done.stdout and "***@127.0.0.1:1" in done.stdout
+    assert "hunter2" not in done.stdout + done.stderr
     (tmp_path / "runtime.yaml").write_text("backend: {port: 0}\nledger: {url: 'nodriver://user:hunter2@host/db'}\n")
     done = run("serve", "--config", str(tmp_path / "runtime.yaml"))
-    assert '"host": "127.0.0.1"' in done.stdout and "***@host" in done.stdout
-    assert "hunter2" not in done.stdout + done.stderr
+    assert "nodriver://***@host/db" in done.stderr and "hunter2" not in done.stdout + done.stderr
 
 
 def test_status_and_checkpoints_show_a_running_server(make_backend: Any, new_wire: Any) -> None:

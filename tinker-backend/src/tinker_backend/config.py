@@ -361,7 +361,9 @@ def _describe(cls: type[BaseModel], document: dict[str, Any], item: dict[str, An
     if item["type"] == "missing":
         return f"{key}: missing; it must be given"
     message = str(item["msg"]).removeprefix("Value error, ")
-    return f"{key}: {message} (found {item['input']!r})" if location else message
+    # A URL may hold a password.
+    found = re.sub(r"://[^@/'\"]*@", "://***@", repr(item["input"]))
+    return f"{key}: {message} (found {found})" if location else message
 
 
 def _fields_at(cls: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
