@@ -158,9 +158,10 @@ class LocalRoot:
         remove_tree(run)
         return True
 
-    def sweep(self) -> list[str]:
-        """Removes what sandboxes left whose keeper was killed. Returns their ids."""
-        removed = [entry.name for entry in sorted((self.folder / "run").iterdir()) if self._sweep_one(entry.name)]
+    def sweep(self, only: set[str] | None = None) -> list[str]:
+        """Removes what sandboxes (`only` these) left whose keeper was killed. Returns their ids."""
+        names = {entry.name for entry in (self.folder / "run").iterdir()}
+        removed = [name for name in sorted(names if only is None else names & only) if self._sweep_one(name)]
         for draft in (*(self.folder / "base").glob(".draft-*"), *(self.folder / "layers").glob(".draft-*")):
             with contextlib.suppress(OSError):
                 if time.time() - draft.stat().st_mtime > _STALE_DRAFT_SECONDS:

@@ -26,6 +26,7 @@ from rock.runtime.local.spec import Bind, Limits, SandboxSpec
 
 _ZYGOTE_SECONDS = 30.0
 _ROCKLET_SECONDS = 15.0
+_DYING_SECONDS = 60.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -179,10 +180,22 @@ class LocalRuntime:
         self.run_fd = os.open(self.root.folder / "run", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.zygote = Zygote(self.root.folder / "zygote.log")
         self.running: dict[str, LocalSandbox] = {}
+        self._sweeping: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         await asyncio.to_thread(self.root.sweep)
+        self._sweeping = asyncio.create_task(self._sweep_the_dying())
         await self.zygote.warm()
+
+    async def _sweep_the_dying(self) -> None:
+        """Sandboxes of a worker and keeper that were just killed may need a moment to die; until then their files are in use."""
+        run = self.root.folder / "run"
+        left = {entry.name for entry in run.iterdir()}
+        end = time.monotonic() + _DYING_SECONDS
+        while left and time.monotonic() < end:
+            await asyncio.sleep(0.25)
+            await asyncio.to_thread(self.root.sweep, left)
+            left &= {entry.name for entry in run.iterdir()}
 
     async def start(self, request: SandboxRequest, progress: StartProgress) -> LocalSandbox:
         progress.image_pull.status, progress.image_pull.started_at = "running", time.time()
@@ -242,6 +255,8 @@ class LocalRuntime:
         await asyncio.to_thread(self.images.remove, name)
 
     async def close(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         await asyncio.gather(*(sandbox.stop() for sandbox in list(self.running.values())), return_exceptions=True)
         await self.zygote.close()
         os.close(self.run_fd)
