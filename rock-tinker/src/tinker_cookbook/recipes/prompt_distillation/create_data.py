@@ -31,7 +31,8 @@ ANSWER = re.compile(r"Language:\s*(en|de|fr|es|it|pt|nl|other)\b")
 
 @chz.chz
 class Config:
-    """``input_file``: one text a line. ``temperature`` and ``num_samples`` of each text."""
+    """``input_file``: one text a line. ``temperature`` and ``num_samples`` of each text. ``answer_prefix``: how every
+    answer begins, for models too small to keep to the form by themselves."""
 
     output_file: str = DEFAULT_OUTPUT_FILE
     # Beyond the common set
@@ -43,6 +44,7 @@ class Config:
     max_tokens: int = 64
     num_samples: int = 1
     max_texts: int | None = None
+    answer_prefix: str = ""
 
 
 async def cli_main(cli: Config) -> None:
@@ -60,11 +62,14 @@ async def cli_main(cli: Config) -> None:
         client = await service.create_sampling_client(base_model=cli.model_name)
 
         async def label(text: str) -> list[tuple[str, str]]:
-            prompt = renderer.build_generation_prompt([Message(role="user", content=LONG_PROMPT.format(text=text))])
+            prompt = renderer.build_generation_prompt(
+                [Message(role="user", content=LONG_PROMPT.format(text=text))], prefill=cli.answer_prefix or None
+            )
             response = await client.sample(prompt=prompt, num_samples=cli.num_samples, sampling_params=params)
             found = []
             for sequence in response.sequences:
-                match = ANSWER.search(get_text_content(renderer.parse_response(list(sequence.tokens))[0]))
+                answer = get_text_content(renderer.parse_response(list(sequence.tokens))[0])
+                match = ANSWER.search(cli.answer_prefix + answer)
                 if match is not None:
                     found.append((text, match.group(0)))
             return found
@@ -75,6 +80,8 @@ async def cli_main(cli: Config) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     print(f"{len(rows)} of {len(texts) * cli.num_samples} answers were readable: {output}")
+    if not rows:
+        print("A model that does not keep to the form needs answer_prefix=Language: or a larger one in its place.")
 
 
 def _rows(pairs: Iterator[tuple[str, str]]) -> Iterator[dict[str, list[dict[str, str]]]]:
