@@ -1,9 +1,9 @@
 """Agents in parallel on one admin: what a model call costs beyond the model.
 
-    python tests/bench/rock_agents.py [--agents 32] [--turns 40] [--kilobytes 20] [--runtime docker --docker-url URL]
+    python tests/bench/rock_agents.py [--agents 32] [--turns 40] [--kilobytes 20] [--model-seconds 2] [--runtime docker --docker-url URL]
 
 Each agent is a program in a sandbox of its own that asks the ModelService there; a pull runner per sandbox answers at once. A
-turn's overhead is the time from the agent's request to its answer. Needs ROCK_HARBOR_PYTHON, whose Python runs the ModelService.
+turn's overhead is the time from the agent's request to its answer, less `--model-seconds`. Needs ROCK_HARBOR_PYTHON, whose Python runs the ModelService.
 """
 
 from __future__ import annotations
@@ -81,20 +81,22 @@ async def _agent(url: str, options: argparse.Namespace, begin: Start) -> list[fl
     async with Job(config) as job:
         await begin.wait()
         await job.sandbox.write_file("/tmp/go", "")
-        serving = asyncio.create_task(serve(job))
+        serving = asyncio.create_task(serve(job, options.model_seconds))
         result = await job.wait()
         await asyncio.wait_for(serving, 30)
         assert result.exit_code == 0 and result.model_requests == options.turns, result.output
-        return [float(value) for value in json.loads((result.logs_dir / "turns.json").read_text())]
+        seconds = json.loads((result.logs_dir / "turns.json").read_text())
+        return [float(value) - options.model_seconds for value in seconds]
 
 
-async def serve(job: Job) -> None:
-    """The pull runner: every answer is what its request asked for."""
+async def serve(job: Job, model_seconds: float) -> None:
+    """The pull runner: every answer is what its request asked for, after the time that a model would take."""
     while True:
         found = await job.model_service.next_request(60)
         if isinstance(found, SessionEnd):
             return
         if isinstance(found, ModelRequest):
+            await asyncio.sleep(model_seconds)
             turn = found.body["messages"][0]["content"].rstrip("x")
             await job.model_service.respond(found.index, {"choices": [{"message": {"content": f"answer {turn}"}}]})
 
@@ -112,7 +114,10 @@ async def measure(stack: Any, options: argparse.Namespace) -> None:
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     turns = sorted(1000 * value for outcome in outcomes if isinstance(outcome, list) for value in outcome)
     print(f"{platform.platform()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}, runtime {stack.runtime}")
-    print(f"{options.agents} agents, {options.turns} turns each, {options.kilobytes} KiB a prompt")
+    print(
+        f"{options.agents} agents, {options.turns} turns each, {options.kilobytes} KiB a prompt, "
+        f"model {options.model_seconds:g} s a turn, load average {os.getloadavg()[0]:.1f}"
+    )
     if turns:
         rank = {name: turns[min(len(turns) - 1, int(len(turns) * share))] for name, share in RANKS.items()}
         print("turn overhead in ms: " + ", ".join(f"{name} {value:.1f}" for name, value in rank.items()))
@@ -144,6 +149,9 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=32)
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--kilobytes", type=int, default=20, help="of each prompt")
+    parser.add_argument(
+        "--model-seconds", type=float, default=0.0, help="that each answer takes, not counted as overhead"
+    )
     parser.add_argument("--runtime", choices=["local", "docker"], default="local")
     parser.add_argument("--docker-url")
     parser.add_argument("--image", default="rock-test:base")
