@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tinker_backend.runtime import head
 from tinker_backend.runtime.roles import (
     CsrArray,
     LoraSpec,
@@ -40,6 +41,34 @@ def test_a_forward_leaves_no_gradient_and_equals_the_backward_pass(
     assert forward.metrics["loss:sum"] == pytest.approx(backward.metrics["loss:sum"], rel=1e-6)
     for a, b in zip(forward.outputs, backward.outputs, strict=True):
         np.testing.assert_allclose(a["logprobs"], b["logprobs"], atol=1e-6)
+
+
+@pytest.mark.parametrize("rank", [4, 0])
+@pytest.mark.parametrize("loss_fn", ["cross_entropy", "importance_sampling", "gspo"])
+def test_logits_in_chunks_change_nothing(
+    rank: int, loss_fn: str, new_trainer: NewTrainer, data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run or two in a pass, losses over positions and over whole sequences, chunks that end inside of both."""
+    kinds = {"cross_entropy": data.datum, "importance_sampling": data.policy_datum}
+    mask = {"sequence_ratio_mask": np.ones(33, dtype=np.float32)}
+    batch = [kinds[loss_fn](n) if loss_fn in kinds else data.policy_datum(33, **mask) for n in (40, 7, 61)]
+    found = []
+    for rows in (10_000, 16):
+        monkeypatch.setattr(head, "_CHUNK_BYTES", 0)
+        monkeypatch.setattr(head, "_FEWEST_ROWS", rows)
+        trainer = with_run(with_run(new_trainer(), rank=rank), "other", rank=rank, seed=4)
+        results = trainer.forward_backward([LossRequest(run_id, 1, batch, loss_fn) for run_id in ("run", "other")])
+        gradients = [trainer.runs[run_id].gradients for run_id in ("run", "other")]
+        found.append((results, gradients))
+    (whole, whole_gradients), (chunked, chunked_gradients) = found
+    for a, b in zip(whole, chunked, strict=True):
+        assert isinstance(a, LossResult) and isinstance(b, LossResult)
+        assert a.metrics["loss:sum"] == pytest.approx(b.metrics["loss:sum"], rel=1e-5)
+        assert a.metrics["loss_tokens:sum"] == b.metrics["loss_tokens:sum"]
+        for x, y in zip(a.outputs, b.outputs, strict=True):
+            np.testing.assert_allclose(x["logprobs"], y["logprobs"], atol=1e-5)
+    for g, h in zip(whole_gradients, chunked_gradients, strict=True):
+        torch.testing.assert_close(g, h, atol=1e-4, rtol=1e-4)
 
 
 def test_a_step_without_gradients_changes_nothing_and_says_so(new_trainer: NewTrainer) -> None:

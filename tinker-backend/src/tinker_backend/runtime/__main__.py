@@ -43,7 +43,9 @@ def main() -> int:
 
             return build_cluster(config)
         from tinker_backend.runtime.build import build_engine
+        from tinker_backend.runtime.hardware import keep_freed_memory
 
+        keep_freed_memory()
         return build_engine(config)
 
     return Service(options.endpoint, options.parent, build, importlib.metadata.version("tinker-backend")).run()

@@ -17,7 +17,11 @@ from torch import Tensor
 from tinker_backend.runtime.lora import AdapterSegment, Key, add_low_rank, low_rank_backward
 from tinker_backend.runtime.packed_weights import sampling_linear
 
-_CHUNK_BYTES = 64 * 1024 * 1024
+_CHUNK_BYTES = 24 * 1024 * 1024
+"""Logits at once: what the caches of a processor hold, and below what is got from the kernel anew each time."""
+_CHUNK_BYTES_CUDA = 256 * 1024 * 1024
+_FEWEST_ROWS = 128
+"""Products of fewer rows cost more a row."""
 _SPARSE = 0.9
 """Above this share of positions with a gradient the whole chunk is differentiated without gathering rows."""
 
@@ -41,7 +45,8 @@ class Head:
     @property
     def chunk_rows(self) -> int:
         """Rows whose float32 logits stay within the chunk budget."""
-        return max(16, _CHUNK_BYTES // (4 * self.weight.shape[0]))
+        size = _CHUNK_BYTES if self.weight.device.type == "cpu" else _CHUNK_BYTES_CUDA
+        return max(_FEWEST_ROWS, size // (4 * self.weight.shape[0]))
 
     def sampling_logits(self, hidden: Tensor, segments: list[AdapterSegment]) -> Tensor:
         """float32 logits (n, V) and nothing that a backward needs."""
