@@ -132,7 +132,7 @@ def test_reverse_kl_equals_its_formula_and_is_zero_at_the_teacher() -> None:
         p = np.exp(student[row, live]) / np.exp(student[row, live]).sum()
         expected += float(sum(p * (np.log(p) - np.log(weights[row, live]))))
     assert float(loss) == pytest.approx(expected, rel=1e-4)
-    assert metrics["sdft/reverse_kl"] == pytest.approx(expected / 3, rel=1e-4)
+    assert metrics["sdft/reverse_kl_mean"] == pytest.approx(expected / 3, rel=1e-4)
     same = torch.tensor(np.log(np.maximum(weights, 1e-30)), requires_grad=True)
     at_teacher, _ = sdft.reverse_kl_custom_loss([datum], [same])
     at_teacher.backward()
@@ -264,6 +264,6 @@ async def test_sdft_runs_in_all_three_forms(
     assert len(metrics) == 6
     assert metrics[0]["sdft/num_datums"] == 4 and metrics[0]["sdft/total_completion_tokens"] > 0
     assert fake_service.calls.count("optim_step") == 6
-    assert ("sdft/reverse_kl" in metrics[0]) == reverse
+    assert ("sdft/reverse_kl_mean" in metrics[0]) == reverse
     expected = "forward_backward_custom" if reverse else "forward_backward"
     assert fake_service.calls.count(expected) == 6

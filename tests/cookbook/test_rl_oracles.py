@@ -163,7 +163,7 @@ async def test_kl_penalty_equals_its_formula(universal_tokenizer: Any) -> None:
     for gamma in (0.0, 0.7):
         data, _ = data_processing.assemble_training_data([group], data_processing.compute_advantages([group]))
         before = [metrics.array(datum, "advantages") for datum in data]
-        got = await metrics.incorporate_kl_penalty(data, sampler, 0.3, gamma)
+        got, usage = await metrics.incorporate_kl_penalty(data, sampler, 0.3, gamma)
         d, masks = [], []
         for datum in data:
             ids = [*datum.model_input.to_ints(), int(datum.loss_fn_inputs["target_tokens"].to_numpy()[-1])]
@@ -178,6 +178,7 @@ async def test_kl_penalty_equals_its_formula(universal_tokenizer: Any) -> None:
                 ]
             )
         mean = sum(map(sum, d)) / sum(float(m.sum()) for m in masks)
+        assert usage.sampled == len(data) and usage.prefill_uncached == sum(len(row) + 1 for row in d)
         assert got["kl_policy_base"] == pytest.approx(mean, rel=1e-5)
         for datum, old, row, mask in zip(data, before, d, masks, strict=True):
             added = [0.3 * m * (mean - x) for m, x in zip(mask, row, strict=True)]

@@ -93,7 +93,7 @@ async def episode(tokenizer: Any, texts: list[str], **options: Any) -> tuple[Any
 async def test_an_agent_calls_tools_until_it_answers(universal_tokenizer: Any) -> None:
     trajectory, policy = await episode(universal_tokenizer, [CALL, "It is 5."])
     assert [t.reward for t in trajectory.transitions] == [0.0, 1.0]
-    assert trajectory.stop_reason is StopReason.COMPLETED
+    assert trajectory.stop_reason is None
     assert "<tool_response>\n5\n</tool_response>" in universal_tokenizer.decode(policy.prompts[1])
     first = trajectory.transitions[0]
     assert policy.prompts[1][: len(policy.prompts[0]) + len(first.ac.tokens)] == policy.prompts[0] + first.ac.tokens
@@ -102,7 +102,7 @@ async def test_an_agent_calls_tools_until_it_answers(universal_tokenizer: Any) -
 async def test_unreadable_calls_may_be_tried_again_and_limits_end_the_episode(universal_tokenizer: Any) -> None:
     broken = "<tool_call>\n{\n</tool_call>"
     trajectory, policy = await episode(universal_tokenizer, [broken, CALL, "5"], rollout_config=agentic())
-    assert trajectory.stop_reason is StopReason.COMPLETED and trajectory.transitions[0].metrics["parse_error"] == 1
+    assert trajectory.stop_reason is None and trajectory.transitions[0].metrics["parse_error"] == 1
     assert "could not be read" in universal_tokenizer.decode(policy.prompts[1])
     stuck, _ = await episode(universal_tokenizer, [broken] * 5, rollout_config=agentic())
     assert stuck.stop_reason is StopReason.PARSE_ERROR and len(stuck.transitions) == 3

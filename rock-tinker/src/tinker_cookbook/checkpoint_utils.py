@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,8 @@ from tinker_cookbook.utils import trace
 logger = logging.getLogger(__name__)
 
 CheckpointKind: TypeAlias = Literal["state", "sampler", "both"]
-RENDERER_KEY = "renderer_name"
+RENDERER_NAME_METADATA_KEY = "renderer_name"
+CHECKPOINTS_BASE_NAME = "checkpoints.jsonl"
 DEFAULT_TTL_SECONDS = 604_800
 _KNOWN = ("name", "batch", "epoch", "final", "state_path", "sampler_path")
 
@@ -41,10 +43,10 @@ class CheckpointRecord:
         return {**known, **self.extra}
 
     @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> CheckpointRecord:
+    def from_dict(cls, d: Mapping[str, Any]) -> CheckpointRecord:
         """From the JSON form; unknown keys go to ``extra``."""
-        extra = {key: value for key, value in row.items() if key not in _KNOWN}
-        return cls(**{key: row[key] for key in _KNOWN if key in row}, extra=extra)
+        extra = {key: value for key, value in d.items() if key not in _KNOWN}
+        return cls(**{key: d[key] for key in _KNOWN if key in d}, extra=extra)
 
     def has(self, key: str) -> bool:
         """Whether there is a value."""
@@ -115,7 +117,7 @@ def add_renderer_name_to_user_metadata(
     user_metadata: Mapping[str, str] | None, renderer_name: str | None
 ) -> dict[str, str]:
     """Metadata with the renderer's name."""
-    return {**(user_metadata or {}), **({RENDERER_KEY: renderer_name} if renderer_name else {})}
+    return {**(user_metadata or {}), **({RENDERER_NAME_METADATA_KEY: renderer_name} if renderer_name else {})}
 
 
 async def get_renderer_name_from_checkpoint_async(
@@ -128,7 +130,7 @@ async def get_renderer_name_from_checkpoint_async(
     except tinker.TinkerError as error:
         logger.warning("metadata of %s cannot be read: %s", checkpoint_path, error)
         return None
-    return (run.user_metadata or {}).get(RENDERER_KEY)
+    return (run.user_metadata or {}).get(RENDERER_NAME_METADATA_KEY)
 
 
 def get_renderer_name_from_checkpoint(service_client: tinker.ServiceClient, checkpoint_path: str) -> str | None:
@@ -235,6 +237,9 @@ class CheckpointManager:
 
     Args:
         save_every: steps between periodic checkpoints; 0: none.
+        save_every_tokens: trained tokens between periodic checkpoints; 0: none.
+        save_every_seconds: seconds between periodic checkpoints; 0: none.
+        async_periodic_saves: ``maybe_save`` returns when the periodic checkpoint is asked for; ``finalize`` waits for it.
         rolling_save_every: steps between rolling checkpoints; 0: none. None is made on a periodic step.
     """
 
@@ -243,29 +248,48 @@ class CheckpointManager:
         training_client: tinker.TrainingClient,
         service_client: tinker.ServiceClient,
         log_path: str | Path,
-        *,
         save_every: int = 0,
+        save_every_tokens: int = 0,
+        save_every_seconds: float = 0.0,
         ttl_seconds: int | None = DEFAULT_TTL_SECONDS,
         rolling_save_every: int = 0,
         rolling_ttl_seconds: int | None = 7200,
         store: TrainingRunStore | None = None,
+        async_periodic_saves: bool = False,
     ) -> None:
         self.training_client = training_client
         self.service_client = service_client
         self.log_path = log_path
         self.save_every = save_every
+        self.save_every_tokens, self.save_every_seconds = save_every_tokens, save_every_seconds
+        self.async_periodic_saves = async_periodic_saves
         self.ttl_seconds = ttl_seconds
         self.rolling_save_every = rolling_save_every
         self.rolling_ttl_seconds = rolling_ttl_seconds
         self.store = store or TrainingRunStore.local(log_path)
         self._rolling_path: str | None = None
+        self._tokens_at_save, self._saved_at = 0, time.monotonic()
+        self._saves: list[asyncio.Task[dict[str, str]]] = []
         rolling = [r for r in load_checkpoints_file(log_path) if r.extra.get("rolling")] if log_path else []
         if rolling:
             self._rolling_path = rolling[-1].state_path
 
-    def should_save_periodic(self, step: int) -> bool:
-        """Whether a periodic checkpoint is due before training this step."""
-        return self.save_every > 0 and step > 0 and step % self.save_every == 0
+    def restore_last_saved_tokens(self, last_saved_tokens: int) -> None:
+        """Tell a resumed run how many tokens were trained when the last periodic checkpoint was made."""
+        self._tokens_at_save = last_saved_tokens
+
+    def should_save_periodic(self, step: int, *, elapsed_tokens: int = 0) -> bool:
+        """Whether a periodic checkpoint is due before training this step, when so many tokens have been trained."""
+        if step <= 0:
+            return False
+        by_step = self.save_every > 0 and step % self.save_every == 0
+        by_tokens = 0 < self.save_every_tokens <= elapsed_tokens - self._tokens_at_save
+        by_time = 0 < self.save_every_seconds <= time.monotonic() - self._saved_at
+        return by_step or by_tokens or by_time
+
+    def periodic_save_begins(self, elapsed_tokens: int) -> None:
+        """Count tokens and seconds to the next periodic checkpoint from here."""
+        self._tokens_at_save, self._saved_at = elapsed_tokens, time.monotonic()
 
     def should_save_rolling(self, step: int) -> bool:
         """Whether a rolling checkpoint is due before training this step."""
@@ -297,11 +321,19 @@ class CheckpointManager:
             await self._delete(previous)
         return paths
 
-    async def maybe_save_async(self, step: int, loop_state: Mapping[str, Any]) -> dict[str, str] | None:
-        """Periodic or rolling checkpoint if one is due."""
-        if self.should_save_periodic(step):
-            return await self.save_periodic_async(step, loop_state)
-        return await self.maybe_save_rolling_async(step, loop_state)
+    async def maybe_save_async(
+        self, step: int, loop_state: Mapping[str, Any], *, elapsed_tokens: int = 0
+    ) -> dict[str, str] | None:
+        """Periodic or rolling checkpoint if one is due. None also where the periodic one is still being made."""
+        if not self.should_save_periodic(step, elapsed_tokens=elapsed_tokens):
+            return await self.maybe_save_rolling_async(step, loop_state)
+        self.periodic_save_begins(elapsed_tokens)
+        state = {**loop_state, "elapsed_tokens": elapsed_tokens} if elapsed_tokens else loop_state
+        if not self.async_periodic_saves:
+            return await self.save_periodic_async(step, state)
+        self._saves.append(asyncio.create_task(self.save_periodic_async(step, state)))
+        await asyncio.sleep(0)  # the requests are made now, before the batch that follows
+        return None
 
     async def save_final_async(self, loop_state: Mapping[str, Any]) -> dict[str, str]:
         """Save state and sampler weights for good."""
@@ -309,9 +341,14 @@ class CheckpointManager:
             self.training_client, "final", self.log_path, {**loop_state, "final": True}, "both", None, self.store
         )
 
-    async def finalize_async(self, loop_state: Mapping[str, Any]) -> dict[str, str]:
-        """Final checkpoint; the rolling one is not needed any more."""
-        paths = await self.save_final_async(loop_state)
+    async def finalize_async(self, loop_state: Mapping[str, Any] | None = None) -> dict[str, str]:
+        """Wait for checkpoints that are being made; the rolling one is not needed any more.
+
+        With ``loop_state``, the final checkpoint is made first and its paths are returned.
+        """
+        paths = await self.save_final_async(loop_state) if loop_state is not None else {}
+        pending, self._saves = self._saves, []
+        await asyncio.gather(*pending)
         if self._rolling_path is not None:
             await self._delete(self._rolling_path)
             self._rolling_path = None
@@ -327,15 +364,21 @@ class CheckpointManager:
         """``maybe_save_rolling_async``."""
         return asyncio.run(self.maybe_save_rolling_async(step, loop_state))
 
-    def maybe_save(self, step: int, loop_state: Mapping[str, Any]) -> dict[str, str] | None:
-        """``maybe_save_async``."""
-        return asyncio.run(self.maybe_save_async(step, loop_state))
+    def maybe_save(self, step: int, loop_state: Mapping[str, Any], *, elapsed_tokens: int = 0) -> dict[str, str] | None:
+        """``maybe_save_async``, which always waits for the checkpoint."""
+
+        async def save() -> dict[str, str] | None:
+            paths = await self.maybe_save_async(step, loop_state, elapsed_tokens=elapsed_tokens)
+            pending, self._saves = self._saves, []
+            return (await asyncio.gather(*pending))[0] if pending else paths
+
+        return asyncio.run(save())
 
     def save_final(self, loop_state: Mapping[str, Any]) -> dict[str, str]:
         """``save_final_async``."""
         return asyncio.run(self.save_final_async(loop_state))
 
-    def finalize(self, loop_state: Mapping[str, Any]) -> dict[str, str]:
+    def finalize(self, loop_state: Mapping[str, Any] | None = None) -> dict[str, str]:
         """``finalize_async``."""
         return asyncio.run(self.finalize_async(loop_state))
 

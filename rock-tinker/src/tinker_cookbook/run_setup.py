@@ -86,6 +86,8 @@ async def open_run(config: Any, *, seed: int | None, logged_config: Any | None =
                 service_client,
                 config.log_path,
                 save_every=config.save_every,
+                save_every_tokens=getattr(config, "save_every_tokens", 0),
+                save_every_seconds=getattr(config, "save_every_seconds", 0.0),
                 ttl_seconds=config.ttl_seconds,
                 rolling_save_every=config.rolling_save_every,
                 rolling_ttl_seconds=config.rolling_ttl_seconds,

@@ -62,12 +62,12 @@ class Config:
     many steps; None: it stays the base model."""
 
     model_name: str
-    learning_rate: float
-    max_tokens: int
+    learning_rate: float = 2e-5
+    max_tokens: int = 2048
     log_path: str = chz.field(munger=lambda _, path: str(Path(path).expanduser()))
     recipe_name: str | None = None
     renderer_name: str | None = None
-    lora_rank: int = 32
+    lora_rank: int = 128
     base_url: str | None = None
     temperature: float = 1.0
     loss_fn: str = "importance_sampling"
@@ -157,7 +157,7 @@ class SDFTLoop(TrainingLoop):
             )
         trajectory_groups = [group.trajectory_group for group in groups]
         zeros = [[0.0] * len(group.trajectories_G) for group in trajectory_groups]
-        data_D, metadata_D = assemble_training_data(trajectory_groups, zeros)
+        data_D, metadata_D = assemble_training_data(trajectory_groups, zeros, include_provenance=False)
         if sdft.topk == 0:
             return data_D, await compute_sdft_advantages(
                 data_D, metadata_D, self.teacher, prompts, sdft.max_context_length
@@ -188,8 +188,8 @@ class SDFTLoop(TrainingLoop):
             result = await forward_backward
             await optim
             found = {key.removesuffix(":mean").removesuffix(":sum"): v for key, v in result.metrics.items()}
-            if "sdft/reverse_kl" in found:
-                metrics["sdft/reverse_kl"] = float(found["sdft/reverse_kl"])
+            metrics.update({key: float(value) for key, value in found.items() if key.startswith("sdft/")})
+            if self.sdft.reverse:
                 continue
             for datum, output in zip(part, result.loss_fn_outputs, strict=True):
                 weights = datum.loss_fn_inputs["weights"].to_numpy()

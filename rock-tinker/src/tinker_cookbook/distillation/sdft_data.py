@@ -11,7 +11,7 @@ import numpy as np
 import tinker
 from tinker_cookbook.distillation.top_k import mean_entropy, soft_target_datum, top_k_rows
 from tinker_cookbook.renderers import Message, Renderer
-from tinker_cookbook.rl.metrics import add_to_advantages, array, score_sequences
+from tinker_cookbook.rl.metrics import add_to_advantages, array, score_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -54,18 +54,18 @@ async def compute_sdft_advantages(
     metadata_D: Sequence[dict[str, int]],
     teacher_client: tinker.SamplingClient,
     teacher_prompts_P: Sequence[tinker.ModelInput],
-    max_context_length: int,
+    max_context_length: int = 32768,
 ) -> dict[str, float]:
     """Set advantages of sampled tokens to teacher logprob − student logprob, in place (no top-k)."""
     truncated = 0
-    total = 0.0
+    teacher_sum = student_sum = 0.0
     count = 0
 
     async def score(datum: tinker.Datum, group: int) -> tuple[np.ndarray, int]:
         _, completion = _completion(datum)
         prompt = teacher_prompts_P[group]
         sequence, kept = _teacher_sequence(prompt, completion, max_context_length)
-        logprobs = (await score_sequences(teacher_client, [sequence]))[0]
+        logprobs = (await score_tokens(teacher_client, [sequence]))[0]
         return logprobs[prompt.length - 1 : prompt.length - 1 + kept], kept
 
     scored = await asyncio.gather(
@@ -78,12 +78,15 @@ async def compute_sdft_advantages(
         student = array(datum, "logprobs")[positions[:kept]]
         new[positions[:kept]] = teacher - student
         add_to_advantages(datum, new - array(datum, "advantages"))
-        total += float((student - teacher).sum())
+        teacher_sum += float(teacher.sum())
+        student_sum += float(student.sum())
         count += kept
     return {
         "sdft/num_datums": float(len(data_D)),
         "sdft/total_completion_tokens": float(count),
-        "sdft/teacher_kl": total / count if count else 0.0,
+        "sdft/mean_teacher_lp": teacher_sum / max(count, 1),
+        "sdft/mean_student_lp": student_sum / max(count, 1),
+        "sdft/mean_advantage": (teacher_sum - student_sum) / max(count, 1),
         "sdft/teacher_truncated_count": float(truncated),
     }
 
@@ -93,15 +96,16 @@ async def build_topk_distillation_datums(
     metadata_D: Sequence[dict[str, int]],
     teacher_client: tinker.SamplingClient,
     teacher_prompts_P: Sequence[tinker.ModelInput],
-    topk: int,
-    max_context_length: int,
+    topk: int = 20,
+    max_context_length: int = 32768,
     vocab_size: int | None = None,
     skip_first_n_tokens: int = 3,
 ) -> tuple[list[tinker.Datum], dict[str, float]]:
     """The student's sequences with the teacher's top-k as soft targets of shape (N, K), for cross_entropy.
 
     The first ``skip_first_n_tokens`` sampled tokens are left out: there the demonstration shows through most. Teacher
-    tokens outside ``vocab_size`` are dropped.
+    tokens outside ``vocab_size`` are dropped. One datum for each of ``data_D``; where nothing is left to learn, its weights
+    are 0.
     """
     truncated = 0
 
@@ -122,16 +126,16 @@ async def build_topk_distillation_datums(
         *(build(datum, row["group_idx"]) for datum, row in zip(data_D, metadata_D, strict=True))
     )
     truncated = sum(kept < total for _, kept, total in built)
-    useful = [datum for datum, _, _ in built if np.asarray(datum.loss_fn_inputs["weights"].to_numpy()).any()]
-    entropies = [mean_entropy(np.asarray(datum.loss_fn_inputs["weights"].to_numpy())) for datum in useful]
+    weights_D = [np.asarray(datum.loss_fn_inputs["weights"].to_numpy()) for datum, _, _ in built]
+    entropies = [mean_entropy(weights) for weights in weights_D if weights.any()]
     metrics = {
-        "sdft/num_datums": float(len(useful)),
+        "sdft/num_datums": float(len(built)),
         "sdft/topk": float(topk),
         "sdft/total_completion_tokens": float(sum(kept for _, kept, _ in built)),
         "sdft/mean_teacher_entropy": float(np.mean(entropies)) if entropies else 0.0,
         "sdft/teacher_truncated_count": float(truncated),
     }
-    return useful, metrics
+    return [datum for datum, _, _ in built], metrics
 
 
 # ``reverse_kl_custom_loss`` reads the same data: their weights are the teacher's probabilities.
@@ -145,7 +149,7 @@ def reverse_kl_custom_loss(
     import torch
 
     total = torch.zeros(())
-    positions = 0
+    entropy, positions = 0.0, 0
     for datum, logprobs in zip(data, logprobs_list, strict=True):
         weights = torch.as_tensor(np.asarray(datum.loss_fn_inputs["weights"].to_numpy(), dtype=np.float32))
         student = logprobs.reshape(weights.shape)
@@ -157,6 +161,12 @@ def reverse_kl_custom_loss(
         log_q = torch.log(torch.where(present, q, torch.ones_like(q)))
         terms = torch.where(present, log_p.exp() * (log_p - log_q), torch.zeros_like(q))
         total = total + terms.sum()
+        entropy -= float((log_p.exp() * log_p).detach()[present].sum())
         positions += int(rows.sum())
-    mean = float(total.detach()) / positions if positions else 0.0
-    return total, {"sdft/reverse_kl": mean}
+    value, count = float(total.detach()), max(positions, 1)
+    return total, {
+        "sdft/reverse_kl_loss": value,
+        "sdft/reverse_kl_mean": value / count,
+        "sdft/reverse_kl_positions": float(positions),
+        "sdft/student_entropy_mean": entropy / count,
+    }

@@ -90,7 +90,7 @@ class Config:
     lora_rank: int = 32
     n_teacher_targets: int = 20
     teacher_concurrency: int = 64
-    save_every: int = 20
+    save_every: int = 10
     eval_every: int = 20
     max_steps: int | None = None
     load_checkpoint_path: str | None = None

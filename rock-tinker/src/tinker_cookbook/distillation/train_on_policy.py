@@ -36,7 +36,7 @@ from tinker_cookbook.rl.metrics import (
     array,
     discounted_future_sum_vectorized,
     full_sequence,
-    score_sequences,
+    score_tokens,
 )
 from tinker_cookbook.utils import trace
 from tinker_cookbook.utils.config_fields import shared_values
@@ -53,7 +53,7 @@ async def incorporate_kl_penalty(
     """Add the teacher term to the advantages in place. Returns ``teacher_kl`` and ``teacher_kl/dataset_<i>``."""
 
     async def score(datum: tinker.Datum, client: tinker.SamplingClient) -> np.ndarray:
-        return (await score_sequences(client, [full_sequence(datum)]))[0]
+        return (await score_tokens(client, [full_sequence(datum)]))[0]
 
     teacher_D = await asyncio.gather(
         *(score(datum, client) for datum, client in zip(data_D, teacher_clients_D, strict=True))
@@ -143,7 +143,7 @@ class OnPolicyDistillationLoop(TrainingLoop):
     async def prepare(self, groups: Sequence[WrappedTrajectoryGroup]) -> tuple[list[tinker.Datum], dict[str, float]]:
         trajectory_groups = [group.trajectory_group for group in groups]
         advantages_P = [estimate_advantages(group) for group in trajectory_groups]
-        data_D, metadata_D = assemble_training_data(trajectory_groups, advantages_P)
+        data_D, metadata_D = assemble_training_data(trajectory_groups, advantages_P, include_provenance=False)
         datasets_D = [dataset_index(groups[row["group_idx"]]) for row in metadata_D]
         metrics = await incorporate_kl_penalty(
             data_D,

@@ -60,7 +60,7 @@ class ChatDatasetBuilderFromComparisons(ChatDatasetBuilder):
     """Training data of a comparison policy (reward model)."""
 
     comparison_builder: ComparisonDatasetBuilder
-    swap: bool = True
+    swap: bool = False
 
     @property
     def comparison_renderer(self) -> ComparisonRenderer:

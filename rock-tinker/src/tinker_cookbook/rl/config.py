@@ -121,33 +121,29 @@ class Config:
     def _check(self) -> None:
         if self.kl_penalty_coef > 0 and self.kl_reference_config is None:
             raise ConfigurationError("kl_penalty_coef > 0 needs kl_reference_config (for example the base model)")
-        if self.kl_discount_factor > 0 and self.training_loss_fn == "stable_reinforce":
+        if self.kl_discount_factor > 0 and self.training_loss_fn() == "stable_reinforce":
             raise ConfigurationError("kl_discount_factor > 0 cannot be combined with loss_fn=stable_reinforce")
         if self.async_config is not None and self.stream_minibatch_config is not None:
             raise ConfigurationError("give async_config or stream_minibatch_config, not both")
-        if self.training_loss_fn not in LOSSES:
-            raise ConfigurationError(f"loss_fn={self.training_loss_fn!r} is unknown; use one of {', '.join(LOSSES)}")
+        if self.training_loss_fn() not in LOSSES:
+            raise ConfigurationError(f"loss_fn={self.training_loss_fn()!r} is unknown; use one of {', '.join(LOSSES)}")
         if self.num_substeps < 1:
             raise ConfigurationError(f"num_substeps={self.num_substeps} must be at least 1")
 
-    @property
     def training_loss_fn(self) -> LossFnType:
         """The loss of the mode in use."""
         if self.async_config is not None and self.loss_fn == "importance_sampling":
             return self.async_config.loss_fn
         return self.loss_fn
 
-    @property
     def records_stability_info(self) -> bool:
         """Whether sampling must record what ``stable_reinforce`` needs."""
-        return self.training_loss_fn == "stable_reinforce"
+        return self.training_loss_fn() == "stable_reinforce"
 
-    @property
     def effective_termination(self) -> TerminationRewardPolicy | None:
         """Policy for episodes that hit a limit; None: what the environments bring along."""
         return self.termination
 
-    @property
     def effective_rollout_strategy(self) -> RolloutStrategy:
         """Strategy for failed rollouts."""
         return rollout_strategy_from_config(self.rollout_error_tolerance)

@@ -156,7 +156,7 @@ def flat_tokens(chunks: Sequence[Any]) -> list[int]:
 
 
 def trajectory_to_data(
-    traj: Trajectory, traj_advantage: float | Sequence[float], include_provenance: bool = False
+    traj: Trajectory, traj_advantage: float | Sequence[float], include_provenance: bool = True
 ) -> list[tinker.Datum]:
     """Data of one trajectory; ``traj_advantage`` is one number, or one per turn.
 
@@ -194,7 +194,7 @@ def _per_turn(advantage: float | Sequence[float], turns: int) -> list[float]:
 
 
 def assemble_training_data(
-    trajectory_groups_P: list[TrajectoryGroup], advantages_P: Sequence[Any], include_provenance: bool = False
+    trajectory_groups_P: list[TrajectoryGroup], advantages_P: Sequence[Any], include_provenance: bool = True
 ) -> tuple[list[tinker.Datum], list[dict[str, int]]]:
     """Data of all groups, and for each datum ``group_idx`` and ``traj_idx``."""
     data_D: list[tinker.Datum] = []

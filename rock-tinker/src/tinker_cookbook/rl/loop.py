@@ -101,8 +101,8 @@ class TrainingLoop:
                 temperature=config.temperature,
                 do_remove_constant_reward_groups=config.remove_constant_reward_groups and run_mode(config) != "sync",
                 enable_logging=enabled,
-                strategy=config.effective_rollout_strategy,
-                termination=config.effective_termination,
+                strategy=config.effective_rollout_strategy(),
+                termination=config.effective_termination(),
             )
         self.error_counter.ingest(group)
         return group
@@ -168,12 +168,14 @@ class TrainingLoop:
         sampler = await self._publish(step + 1)
         await self.after_step(step, sampler)
         if config.compute_post_kl and data_D:
-            metrics.update(await rl_metrics.compute_post_kl(data_D, sampler))
+            post_kl, _ = await rl_metrics.compute_post_kl(data_D, sampler)
+            metrics.update(post_kl)
         if step + 1 == end and (self.evaluators and config.eval_every > 0):
             metrics.update(await self._evaluate(step + 1, sampler))
         usage = rollout_usage([group.trajectory_group for group in groups]) + training_usage(data_D)
         metrics.update(self.cost.record_step(usage))
         metrics.update(self.error_counter.get_metrics())
+        self.error_counter.reset()
         metrics.update(window.get_timing_metrics())
         self._write_timing(step, window)
         self.ml_logger.log_metrics(metrics, step=step)
@@ -198,7 +200,7 @@ class TrainingLoop:
             self.training_client,
             config.learning_rate,
             substeps,
-            config.training_loss_fn,
+            config.training_loss_fn(),
             config.loss_fn_config,
             metrics,
             adam_params(config),
@@ -226,7 +228,7 @@ class TrainingLoop:
             sent = [without_mask(datum) for datum in data]
             submitted.forward_backward.append(
                 self.training_client.forward_backward(
-                    sent, cast(tinker.types.LossFnType, config.training_loss_fn), loss_config(config.loss_fn_config)
+                    sent, cast(tinker.types.LossFnType, config.training_loss_fn()), loss_config(config.loss_fn_config)
                 )
             )
         if minibatch.optim_steps and (data or accumulated):
@@ -240,7 +242,7 @@ class TrainingLoop:
     @trace.scope
     async def _publish(self, step: int, first: bool = False) -> tinker.SamplingClient:
         """Weights of this step for sampling; at a checkpoint step the saved ones."""
-        record = self.config.records_stability_info
+        record = self.config.records_stability_info()
         if not first:
             paths = await self.checkpoints.maybe_save_async(step, {"batch": step})
             if paths is not None and "sampler_path" in paths:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,7 +15,7 @@ from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
 from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutStrategy
 from tinker_cookbook.rl.rollouts import do_group_rollout
-from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, TrajectoryGroup
+from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, EnvGroupBuilder, RLDataset, TrajectoryGroup
 from tinker_cookbook.utils import logtree
 from tinker_cookbook.utils.misc_utils import all_same, dict_mean
 
@@ -40,33 +41,25 @@ def _group_metrics(groups: list[TrajectoryGroup]) -> dict[str, float]:
     observations = [turn.ob.length for turn in turns]
     rewards = [reward for group in groups for reward in group.get_total_rewards()]
     out: dict[str, float] = {
-        "ac_tokens_per_turn": float(np.sum(actions)) / max(len(turns), 1),
-        "ob_tokens_per_turn": float(np.sum(observations)) / max(len(turns), 1),
+        "ac_tokens_per_turn": sum(actions) / max(len(turns), 1),
+        "ob_tokens_per_turn": sum(observations) / max(len(turns), 1),
         "turns_per_episode": len(turns) / max(len(trajectories), 1),
-        "total_episodes": float(len(trajectories)),
-        "total_turns": float(len(turns)),
-        "total_ac_tokens": float(np.sum(actions)),
-        "total_ob_tokens": float(np.sum(observations)),
-        "total_cached_ob_tokens": float(sum(turn.ac.prompt_cache_hit_tokens for turn in turns)),
+        "total_episodes": len(trajectories),
+        "total_turns": len(turns),
+        "total_ac_tokens": sum(actions),
+        "total_ob_tokens": sum(observations),
+        "total_cached_ob_tokens": sum(turn.ac.prompt_cache_hit_tokens for turn in turns),
         "reward/total": float(np.mean(rewards)) if rewards else 0.0,
     }
     out.update(_by_group(groups))
-    rows: list[dict[str, float]] = []
-    for group in groups:
-        for trajectory, group_metrics in zip(group.trajectories_G, group.metrics_G, strict=True):
-            rows.append({**_mean_over_turns(trajectory.transitions), **group_metrics})
-    stops = {key for row in rows for key in row if key.startswith("stop/")}
-    for row in rows:
-        row.update({key: 0.0 for key in stops if key not in row})
-    out.update(dict_mean(rows))
+    rows = [dict(turn.metrics) for turn in turns] + [dict(row) for group in groups for row in group.metrics_G]
+    out.update(dict_mean([{k: v for k, v in row.items() if not k.startswith(STOP_METRIC_PREFIX)} for row in rows]))
+    # An ending happens once, however many turns there were: its share of the episodes.
+    endings = Counter(
+        key for turn in turns for key, v in turn.metrics.items() if v and key.startswith(STOP_METRIC_PREFIX)
+    )
+    out.update({key: count / max(len(trajectories), 1) for key, count in endings.items()})
     return out
-
-
-def _mean_over_turns(transitions: Sequence[object]) -> dict[str, float]:
-    merged = dict_mean([dict(turn.metrics) for turn in transitions])  # type: ignore[attr-defined]
-    for turn in transitions:  # an ending happens once, however many turns there were
-        merged.update({k: float(v) for k, v in turn.metrics.items() if k.startswith("stop/")})  # type: ignore[attr-defined]
-    return merged
 
 
 def _by_group(groups: list[TrajectoryGroup]) -> dict[str, float]:
@@ -97,8 +90,8 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
         max_tokens: int,
         name: str = "test",
         num_groups_to_log: int = 4,
-        temperature: float = 1.0,
         strategy: RolloutStrategy | None = None,
+        temperature: float = 1.0,
         termination: TerminationRewardPolicy | None = None,
         on_groups: Callable[[list[TrajectoryGroup], list[list[str]]], None] | None = None,
     ) -> None:

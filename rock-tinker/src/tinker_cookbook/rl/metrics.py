@@ -11,6 +11,7 @@ import numpy as np
 import tinker
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.utils import trace
+from tinker_cookbook.utils.cost_estimation import TokenUsage
 
 
 def array(datum: tinker.Datum, key: str) -> np.ndarray:
@@ -27,10 +28,23 @@ def full_sequence(datum: tinker.Datum) -> tinker.ModelInput:
 @trace.scope
 async def score_sequences(
     sampling_client: tinker.SamplingClient, sequence_inputs: Sequence[tinker.ModelInput]
+) -> tuple[list[list[float | None]], TokenUsage]:
+    """Logprobs of each sequence's tokens at temperature 1 (None for the first), and the tokens used."""
+    logprobs_D, usage = await _score_and_count(sampling_client, sequence_inputs)
+    return [[None, *logprobs.tolist()] for logprobs in logprobs_D], usage
+
+
+async def score_tokens(
+    sampling_client: tinker.SamplingClient, sequence_inputs: Sequence[tinker.ModelInput]
 ) -> list[np.ndarray]:
     """Logprobs of each sequence's tokens after the first, at temperature 1."""
+    return (await _score_and_count(sampling_client, sequence_inputs))[0]
 
-    async def score(sequence: tinker.ModelInput) -> np.ndarray:
+
+async def _score_and_count(
+    sampling_client: tinker.SamplingClient, sequence_inputs: Sequence[tinker.ModelInput]
+) -> tuple[list[np.ndarray], TokenUsage]:
+    async def score(sequence: tinker.ModelInput) -> tuple[np.ndarray, TokenUsage]:
         response = await sampling_client.sample(
             prompt=sequence,
             num_samples=1,
@@ -40,9 +54,12 @@ async def score_sequences(
         logprobs = response.prompt_logprobs
         if logprobs is None:
             raise RuntimeError("the server returned no prompt logprobs")
-        return np.asarray([0.0 if value is None else value for value in logprobs[1:]], dtype=np.float64)
+        cached = int(getattr(response, "prompt_cache_hit_tokens", 0) or 0)
+        usage = TokenUsage(sampled=1, prefill_cached=cached, prefill_uncached=sequence.length - cached)
+        return np.asarray([0.0 if value is None else value for value in logprobs[1:]], dtype=np.float64), usage
 
-    return list(await asyncio.gather(*(score(sequence) for sequence in sequence_inputs)))
+    scored = await asyncio.gather(*(score(sequence) for sequence in sequence_inputs))
+    return [logprobs for logprobs, _ in scored], sum((usage for _, usage in scored), TokenUsage())
 
 
 def compute_kl_sample_train(data_D: list[tinker.Datum], training_logprobs_D: Sequence[Any]) -> dict[str, float]:
@@ -59,15 +76,17 @@ def compute_kl_sample_train(data_D: list[tinker.Datum], training_logprobs_D: Seq
 
 
 @trace.scope
-async def compute_post_kl(data_D: list[tinker.Datum], post_sampling_client: tinker.SamplingClient) -> dict[str, float]:
-    """The same two numbers for the sampler before and after the step: ``kl_pre_post_v1`` and ``_v2``."""
-    after_D = await score_sequences(post_sampling_client, [full_sequence(datum) for datum in data_D])
+async def compute_post_kl(
+    data_D: list[tinker.Datum], post_sampling_client: tinker.SamplingClient
+) -> tuple[dict[str, float], TokenUsage]:
+    """The same two numbers for the sampler before and after the step, ``kl_pre_post_v1`` and ``_v2``; and the tokens used."""
+    after_D, usage = await _score_and_count(post_sampling_client, [full_sequence(datum) for datum in data_D])
     pre, post = [], []
     for datum, after in zip(data_D, after_D, strict=True):
         mask = array(datum, "mask") > 0
         pre.append(array(datum, "logprobs")[mask])
         post.append(after[mask])
-    return _kl_metrics(np.concatenate(pre), np.concatenate(post), "kl_pre_post", with_entropy=False)
+    return _kl_metrics(np.concatenate(pre), np.concatenate(post), "kl_pre_post", with_entropy=False), usage
 
 
 def _kl_metrics(q: np.ndarray, p: np.ndarray, prefix: str, with_entropy: bool) -> dict[str, float]:
@@ -86,14 +105,15 @@ async def incorporate_kl_penalty(
     base_sampling_client: tinker.SamplingClient,
     kl_penalty_coef: float,
     kl_discount_factor: float = 0.0,
-) -> dict[str, float]:
-    """Add a penalty for leaving a reference policy to the advantages, in place. Returns ``kl_policy_base``.
+) -> tuple[dict[str, float], TokenUsage]:
+    """Add a penalty for leaving a reference policy to the advantages, in place. Returns ``kl_policy_base`` and the tokens
+    that the reference took.
 
     d_t = mask_t·(sampled logprob − reference logprob); d̄ = Σd / Σmask over the batch;
     advantage_t += coef·mask_t·(d̄ − d_t), where a discount γ > 0 first replaces the added term by its discounted
     future sum.
     """
-    reference_D = await score_sequences(base_sampling_client, [full_sequence(datum) for datum in data_D])
+    reference_D, usage = await _score_and_count(base_sampling_client, [full_sequence(datum) for datum in data_D])
     mask_D = [array(datum, "mask") for datum in data_D]
     difference_D = [
         mask * (array(datum, "logprobs") - reference)
@@ -106,7 +126,7 @@ async def incorporate_kl_penalty(
         if kl_discount_factor > 0:
             added = discounted_future_sum_vectorized(added, kl_discount_factor)
         add_to_advantages(datum, added)
-    return {"kl_policy_base": mean}
+    return {"kl_policy_base": mean}, usage
 
 
 def add_to_advantages(datum: tinker.Datum, added: np.ndarray) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import tinker
-from tinker_cookbook.completers import StopCondition, TinkerTokenCompleter, TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.rl.rollout_presets import RolloutConfig
 from tinker_cookbook.rl.types import (
+    STOP_METRIC_PREFIX,
     ActionExtra,
     Env,
     InitialObservationOverflow,
@@ -65,8 +66,8 @@ class RolloutHooks(Protocol):
         """Before each sample."""
         ...
 
-    async def on_stop_reason(self, state: RolloutState, reason: StopReason) -> None:
-        """When the episode has ended."""
+    async def on_stop_reason(self, reason: StopReason, state: RolloutState) -> None:
+        """When the episode has ended for a reason that has a name."""
         ...
 
 
@@ -80,11 +81,16 @@ def stop_reason_from_metrics(metrics: Mapping[str, float]) -> StopReason | None:
 
 @trace.scope
 async def policy_sample(
-    policy: TokenCompleter, observation: tinker.ModelInput, stop: StopCondition, timeout: float | None
+    policy: TokenCompleter,
+    observation: tinker.ModelInput,
+    stop: StopCondition,
+    timeout: float | None,
+    max_tokens: int | None = None,
 ) -> TokensWithLogprobs:
-    """One action of the policy within a deadline."""
+    """One action of the policy within a deadline; a policy is only asked for a cap where there is one."""
+    cap = {} if max_tokens is None else {"max_tokens": max_tokens}
     try:
-        return await asyncio.wait_for(policy(observation, stop), timeout)
+        return await asyncio.wait_for(policy(observation, stop, **cap), timeout)
     except TimeoutError as error:
         raise SamplingTurnTimeoutError(f"no sample within {timeout} s (sampling_turn_timeout_seconds)") from error
 
@@ -104,15 +110,18 @@ async def run_rollout(
     parse_errors: ParseErrorPolicy | None = None,
     config: RolloutConfig | None = None,
 ) -> Trajectory:
-    """Play an episode to its end or to a limit. The last transition carries the metric ``stop/<reason>``."""
+    """Play an episode to its end or to a limit.
+
+    The trajectory's stop reason is None where the environment ended the episode without giving one; else the last transition
+    carries the metric ``stop/<reason>``. Token limits also cap each answer. A first observation that leaves no room ends the
+    episode with one empty turn.
+    """
     limits = limits or (config.limits if config else RolloutLimits())
     parse_errors = parse_errors or (config.parse_errors if config else None)
     if limits.max_tool_calls is not None and isinstance(env, SupportsToolCallLimit):
         env.set_max_tool_calls(limits.max_tool_calls)
     if parse_errors is not None and isinstance(env, SupportsParseErrorPolicy):
         env.set_parse_error_policy(parse_errors)
-    if limits.max_turn_tokens is not None and isinstance(policy, TinkerTokenCompleter):
-        policy = replace(policy, max_tokens=min(policy.max_tokens, limits.max_turn_tokens))
     state = RolloutState()
     final_ob = [tinker.ModelInput.empty()]
     started = time.monotonic()
@@ -128,9 +137,10 @@ async def run_rollout(
     if state.transitions:
         last = state.transitions[-1]
         last.episode_done = True
-        last.metrics = {**last.metrics, f"stop/{reason.value}": 1}
-    if hooks is not None:
-        await hooks.on_stop_reason(state, reason)
+        if reason is not None:
+            last.metrics = {**last.metrics, f"{STOP_METRIC_PREFIX}{reason.value}": 1.0}
+    if hooks is not None and reason is not None:
+        await hooks.on_stop_reason(reason, state)
     return Trajectory(transitions=state.transitions, final_ob=final_ob[0], stop_reason=reason)
 
 
@@ -142,22 +152,28 @@ async def _play(
     state: RolloutState,
     final_ob: list[tinker.ModelInput],
     started: float,
-) -> StopReason:
+) -> StopReason | None:
     first = await env.initial_observation()
     if isinstance(first, InitialObservationOverflow):
         empty = TokensWithLogprobs(tokens=[], maybe_logprobs=[])
         state.transitions.append(
             Transition(tinker.ModelInput.empty(), empty, first.reward, True, first.metrics, first.logs)
         )
-        return StopReason.CONTEXT_OVERFLOW
+        return stop_reason_from_metrics(first.metrics)
     observation, stop = first
     while True:
         final_ob[0] = observation
         state.observation_tokens = observation.length
         state.elapsed_seconds = time.monotonic() - started
+        room, limit = _room(limits, state)
+        if limit is not None and room is not None and room <= 1:
+            if not state.transitions:
+                empty = TokensWithLogprobs(tokens=[], maybe_logprobs=[])
+                state.transitions.append(Transition(tinker.ModelInput.empty(), empty, 0.0, True))
+            return limit
         if hooks is not None:
             await hooks.on_turn_begin(state)
-        sampled = await policy_sample(policy, observation, stop, limits.sampling_turn_timeout_seconds)
+        sampled = await policy_sample(policy, observation, stop, limits.sampling_turn_timeout_seconds, room)
         state.sampled_tokens += len(sampled.tokens)
         state.num_length_truncations += sampled.stop_reason == "length"
         result = await env_step(env, sampled)
@@ -175,10 +191,20 @@ async def _play(
         observation, stop = result.next_observation, result.next_stop_condition
         final_ob[0] = observation
         if result.episode_done:
-            return stop_reason_from_metrics(state.transitions[-1].metrics) or StopReason.COMPLETED
+            return stop_reason_from_metrics(state.transitions[-1].metrics)
         if limits.max_turns is not None and state.turn_index >= limits.max_turns:
             return StopReason.MAX_TURNS
-        if limits.max_sampled_tokens is not None and state.sampled_tokens >= limits.max_sampled_tokens:
-            return StopReason.MAX_SAMPLED_TOKENS
-        if limits.max_trajectory_tokens is not None and observation.length >= limits.max_trajectory_tokens:
-            return StopReason.MAX_TOKENS
+
+
+def _room(limits: RolloutLimits, state: RolloutState) -> tuple[int | None, StopReason | None]:
+    """How long the next answer may be (None: no limit), and the bound of the whole episode that comes first, if there is one."""
+    left: list[tuple[int, StopReason]] = []
+    if limits.max_sampled_tokens is not None:
+        left.append((limits.max_sampled_tokens - state.sampled_tokens, StopReason.MAX_SAMPLED_TOKENS))
+    if limits.max_trajectory_tokens is not None:
+        left.append((limits.max_trajectory_tokens - state.observation_tokens, StopReason.MAX_TOKENS))
+    turn = limits.max_turn_tokens
+    if not left:
+        return turn, None
+    room, reason = min(left, key=lambda item: item[0])
+    return (room, reason) if turn is None or room <= 1 else (min(room, max(turn, 2)), reason)

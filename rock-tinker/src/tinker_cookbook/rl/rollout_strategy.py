@@ -40,6 +40,7 @@ class RolloutStrategy(ABC):
         """Play all episodes of a group."""
 
 
+@dataclass
 class FailFast(RolloutStrategy):
     """The first error ends the run (and cancels the other rollouts of the group)."""
 
@@ -56,11 +57,11 @@ class FailFast(RolloutStrategy):
 class RetryOnFailure(RolloutStrategy):
     """Failed episodes are played again in fresh environments, up to ``max_retries`` times in the whole group.
 
-    ``per_rollout_timeout``: seconds after which an episode counts as failed.
+    ``per_rollout_timeout``: seconds after which an episode counts as failed; 0: never.
     """
 
     max_retries: int = 3
-    per_rollout_timeout: float | None = None
+    per_rollout_timeout: float = 0
 
     @property
     def catches_group_errors(self) -> bool:
@@ -75,8 +76,8 @@ class MinViableGroup(RolloutStrategy):
     """A group counts when ``min_successful`` episodes succeed (default: three quarters, rounded up)."""
 
     min_successful: int | None = None
-    max_retries: int = 0
-    per_rollout_timeout: float | None = None
+    max_retries: int = 3
+    per_rollout_timeout: float = 0
 
     @property
     def catches_group_errors(self) -> bool:
@@ -92,14 +93,14 @@ async def _coroutine(awaitable: Awaitable[Trajectory]) -> Trajectory:
 
 
 async def _play(
-    builder: EnvGroupBuilder, envs: Sequence[Env], run_one: RunOne, retries: int, timeout: float | None, needed: int
+    builder: EnvGroupBuilder, envs: Sequence[Env], run_one: RunOne, retries: int, timeout: float, needed: int
 ) -> RolloutResult:
     errors: list[RolloutError] = []
     slots: dict[int, tuple[Trajectory, Env]] = {}
 
     async def attempt(index: int, env: Env) -> None:
         try:
-            slots[index] = (await asyncio.wait_for(_coroutine(run_one(env, index)), timeout), env)
+            slots[index] = (await asyncio.wait_for(_coroutine(run_one(env, index)), timeout or None), env)
         except Exception as error:
             logger.warning("rollout %d failed: %s: %s", index, type(error).__name__, error)
             errors.append(RolloutError(type(error).__name__, str(error)))
@@ -108,7 +109,7 @@ async def _play(
     while pending:
         await asyncio.gather(*(attempt(index, env) for index, env in pending.items()))
         missing = [index for index in pending if index not in slots]
-        if not missing or retries <= 0:
+        if not missing or retries <= 0 or len(slots) >= needed:
             break
         again = missing[:retries]
         retries -= len(again)

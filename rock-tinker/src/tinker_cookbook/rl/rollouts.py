@@ -51,23 +51,26 @@ class RolloutErrorCounter:
         self._counts: Counter[str] = Counter()
         self._groups = 0
 
-    def ingest(self, group: TrajectoryGroup | None) -> None:
+    def ingest(self, result: TrajectoryGroup | None) -> None:
         """Add the errors of a group; None is a group that failed as a whole."""
-        if group is None:
+        if result is None:
             self._groups += 1
             return
-        self._counts.update(error.error_type for error in group.rollout_errors)
+        self._counts.update(error.error_type for error in result.rollout_errors)
 
-    def get_metrics(self) -> dict[str, float]:
-        """``rollout_errors/<type>``, ``rollout_errors/total`` and skipped groups, since the last call."""
-        metrics = {f"rollout_errors/{kind}": float(count) for kind, count in self._counts.items()}
+    def get_metrics(self, prefix: str = "rollout_errors") -> dict[str, float]:
+        """``rollout_errors/<type>``, ``/total`` and ``/groups_skipped``; empty without any."""
+        metrics = {f"{prefix}/{kind}": float(count) for kind, count in self._counts.items()}
         if self._counts:
-            metrics["rollout_errors/total"] = float(sum(self._counts.values()))
+            metrics[f"{prefix}/total"] = float(sum(self._counts.values()))
         if self._groups:
-            metrics["rollout_errors/skipped_groups"] = float(self._groups)
+            metrics[f"{prefix}/groups_skipped"] = float(self._groups)
+        return metrics
+
+    def reset(self) -> None:
+        """Count from 0 again."""
         self._counts.clear()
         self._groups = 0
-        return metrics
 
 
 async def do_single_rollout(policy: TokenCompleter, env: Env) -> Trajectory:

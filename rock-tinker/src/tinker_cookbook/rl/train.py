@@ -60,8 +60,8 @@ def _evaluators(config: Config, test_dataset: RLDataset | None) -> list[Sampling
                 max_tokens=config.max_tokens,
                 num_groups_to_log=config.num_groups_to_log,
                 temperature=config.eval_temperature,
-                strategy=config.effective_rollout_strategy,
-                termination=config.effective_termination,
+                strategy=config.effective_rollout_strategy(),
+                termination=config.effective_termination(),
             )
         )
     return evaluators
@@ -85,7 +85,7 @@ async def run_loop(
     try:
         dataset, test_dataset = await config.dataset_builder()  # bad data are refused before anything is opened
         if config.num_epochs > 1:
-            dataset = EpochCycledRLDataset(dataset, config.num_epochs)
+            dataset = EpochCycledRLDataset(dataset, config.num_epochs, shuffle_seed=0)
         async with open_run(config, seed=config.sampling_seed, logged_config=logged_config) as run:
             end = len(dataset) if config.max_steps is None else min(len(dataset), config.max_steps)
             resume, store = run.resume, run.ml_logger.store

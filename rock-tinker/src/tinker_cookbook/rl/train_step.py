@@ -101,10 +101,10 @@ async def prepare_minibatch(
         estimate_advantages(group, config.advantage_estimator, config.gae_gamma, config.gae_lambda)
         for group in trajectory_groups_P
     ]
-    data_D, _ = assemble_training_data(trajectory_groups_P, advantages_P, config.records_stability_info)
+    data_D, _ = assemble_training_data(trajectory_groups_P, advantages_P, config.records_stability_info())
     metrics: dict[str, float] = {}
     if config.kl_penalty_coef > 0 and kl_reference_client is not None and data_D:
-        metrics = await rl_metrics.incorporate_kl_penalty(
+        metrics, _ = await rl_metrics.incorporate_kl_penalty(
             data_D, kl_reference_client, config.kl_penalty_coef, config.kl_discount_factor
         )
     return data_D, metrics

@@ -20,6 +20,10 @@ Metrics: TypeAlias = dict[str, float | int]
 Logs: TypeAlias = dict[str, str | int | float]
 
 
+STOP_METRIC_PREFIX = "stop/"
+"""Metric of the last turn: ``stop/<reason>``."""
+
+
 class StopReason(StrEnum):
     """Why an episode ended."""
 

@@ -74,7 +74,7 @@ def create_rightshifted_model_input_and_leftshifted_targets(
 
 
 def datum_from_model_input_weights(
-    model_input: tinker.ModelInput, weights: Any, max_length: int | None = None, reduction: Reduction = "mean"
+    model_input: tinker.ModelInput, weights: Any, max_length: int | None = None, reduction: Reduction = "none"
 ) -> tinker.Datum:
     """Datum for cross_entropy from tokens and one weight per token.
 

@@ -58,6 +58,17 @@ class SupervisedDatasetFromList(SupervisedDataset):
         return [datum for row in chosen for datum in self._to_data(self._rows[int(row)])]
 
 
+def _row_reader(
+    map_fn: Callable[[dict[str, Any]], tinker.Datum] | None,
+    flatmap_fn: Callable[[dict[str, Any]], list[tinker.Datum]] | None,
+) -> Callable[[dict[str, Any]], list[tinker.Datum]]:
+    if flatmap_fn is not None and map_fn is None:
+        return flatmap_fn
+    if map_fn is not None and flatmap_fn is None:
+        return lambda row: [map_fn(row)]
+    raise ConfigurationError("give map_fn or flatmap_fn")
+
+
 class SupervisedDatasetFromHFDataset(SupervisedDataset):
     """A Hugging Face dataset. ``map_fn``: row to datum; ``flatmap_fn``: row to several."""
 
@@ -68,15 +79,7 @@ class SupervisedDatasetFromHFDataset(SupervisedDataset):
         map_fn: Callable[[dict[str, Any]], tinker.Datum] | None = None,
         flatmap_fn: Callable[[dict[str, Any]], list[tinker.Datum]] | None = None,
     ) -> None:
-        if (map_fn is None) == (flatmap_fn is None):
-            raise ConfigurationError("give map_fn or flatmap_fn")
-        if flatmap_fn is not None:
-            to_data = flatmap_fn
-        else:
-            assert map_fn is not None
-            single = map_fn
-            to_data = lambda row: [single(row)]  # noqa: E731
-        self._inner = SupervisedDatasetFromList(hf_dataset, batch_size, to_data)
+        self._inner = SupervisedDatasetFromList(hf_dataset, batch_size, _row_reader(map_fn, flatmap_fn))
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -89,18 +92,20 @@ class SupervisedDatasetFromHFDataset(SupervisedDataset):
 
 
 class StreamingSupervisedDatasetFromHFDataset(SupervisedDataset):
-    """A streamed dataset: only runs forward, ``length`` rows an epoch."""
+    """A streamed dataset: only runs forward, ``length`` rows an epoch. ``map_fn``: row to datum; ``flatmap_fn``: row to
+    several (a batch has the data of ``batch_size`` rows)."""
 
     def __init__(
         self,
         hf_dataset: Any,
         batch_size: int,
         length: int,
-        map_fn: Callable[[dict[str, Any]], tinker.Datum],
+        map_fn: Callable[[dict[str, Any]], tinker.Datum] | None = None,
+        flatmap_fn: Callable[[dict[str, Any]], list[tinker.Datum]] | None = None,
         buffer_size: int = 10_000,
     ) -> None:
         self._source, self._batch_size, self._length = hf_dataset, batch_size, length
-        self._map, self._buffer_size = map_fn, buffer_size
+        self._to_data, self._buffer_size = _row_reader(map_fn, flatmap_fn), buffer_size
         self._rows: Iterator[dict[str, Any]] = iter(())
         self._next = 0
         self.set_epoch(0)
@@ -118,7 +123,7 @@ class StreamingSupervisedDatasetFromHFDataset(SupervisedDataset):
         for _ in range((index - self._next) * self._batch_size):
             next(self._rows)
         self._next = index + 1
-        return [self._map(next(self._rows)) for _ in range(self._batch_size)]
+        return [datum for _ in range(self._batch_size) for datum in self._to_data(next(self._rows))]
 
 
 def conversation_from_row(row: dict[str, Any], field: str = "messages", where: str = "row") -> list[Message]:
@@ -178,12 +183,12 @@ def chat_datasets(
 
 @chz.chz
 class HFDatasetSource:
-    """One dataset on the hub or in a local folder."""
+    """One dataset on the hub or in a local folder. ``weight`` None counts 1."""
 
     path: str
     name: str | None = None
     split: str = "train"
-    weight: float = 1.0
+    weight: float | None = None
     message_field: str = "messages"
 
 
@@ -197,7 +202,7 @@ class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
     sources: list[HFDatasetSource]
     test_size: int = 0
     shuffle_seed: int = 0
-    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
+    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = "all_exhausted"
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
         import datasets
@@ -211,7 +216,7 @@ class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
             rows = [rows[int(i)] for i in rng.permutation(len(rows))]
             held_out += rows[: self.test_size]
             pools.append(rows[self.test_size :])
-        weights = np.asarray([source.weight for source in self.sources])
+        weights = np.asarray([1.0 if source.weight is None else source.weight for source in self.sources])
         training = _interleave(pools, weights / weights.sum(), self.stopping_strategy, rng)
         return chat_datasets(self, training, held_out)
 

@@ -40,8 +40,8 @@ class LoopSettings:
     max_steps: int | None = None
     eval_every: int = 10
     infrequent_eval_every: int = 100
-    save_every_tokens: int | None = None
-    save_every_seconds: float | None = None
+    save_every_tokens: int = 0
+    save_every_seconds: float = 0.0
     async_periodic_saves: bool = False
     adam_beta1: float = 0.9
     adam_beta2: float = 0.95
@@ -121,8 +121,7 @@ class SupervisedLoop:
         self.infrequent_evaluators = infrequent_evaluators
         self.ml_logger = ml_logger
         self.tokenizer = tokenizer
-        self._tokens = self._tokens_at_save = 0
-        self._saved_at = time.monotonic()
+        self._tokens = 0
         self._saves: list[asyncio.Task[Any]] = []
 
     # What subclasses change
@@ -171,7 +170,7 @@ class SupervisedLoop:
         first = (resume.get("epoch", 0) * per_epoch + resume.get("batch", 0)) if resume is not None else 0
         if resume is not None:
             self._tokens = int(resume.get("cumulative_tokens", 0))
-            self._tokens_at_save = self._tokens
+            self.checkpoints.restore_last_saved_tokens(self._tokens)
             dropped = self.ml_logger.store.truncate_metrics(first) if self.ml_logger.store else 0
             logger.info("resuming at step %d of %d (%d later metric rows dropped)", first, total, dropped)
             if resume.final and first >= total:
@@ -246,13 +245,7 @@ class SupervisedLoop:
 
     async def _maybe_save(self, step: int, epoch: int, index: int, waiting: deque[SubmittedBatch]) -> None:
         settings, checkpoints = self.settings, self.checkpoints
-        tokens_due = settings.save_every_tokens is not None and (
-            self._tokens - self._tokens_at_save >= settings.save_every_tokens
-        )
-        seconds_due = settings.save_every_seconds is not None and (
-            time.monotonic() - self._saved_at >= settings.save_every_seconds
-        )
-        periodic = tokens_due or seconds_due or checkpoints.should_save_periodic(step)
+        periodic = checkpoints.should_save_periodic(step, elapsed_tokens=self._tokens)
         if not periodic and not checkpoints.should_save_rolling(step):
             return
         while waiting:  # a checkpoint must not be listed before the metrics of the steps in it
@@ -261,7 +254,7 @@ class SupervisedLoop:
         if not periodic:
             await checkpoints.maybe_save_rolling_async(step, state)
             return
-        self._tokens_at_save, self._saved_at = self._tokens, time.monotonic()
+        checkpoints.periodic_save_begins(self._tokens)
         save = asyncio.create_task(checkpoints.save_periodic_async(step, state))
         if settings.async_periodic_saves:
             await asyncio.sleep(0)  # the requests are made now, before the batch that follows

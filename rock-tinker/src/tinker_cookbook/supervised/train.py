@@ -41,8 +41,8 @@ class Config:
     evaluator_builders: list[EvaluatorBuilder] = chz.field(default_factory=list)
     infrequent_evaluator_builders: list[EvaluatorBuilder] = chz.field(default_factory=list)
     save_every: int = 20
-    save_every_tokens: int | None = None
-    save_every_seconds: float | None = None
+    save_every_tokens: int = 0
+    save_every_seconds: float = 0.0
     eval_every: int = 10
     infrequent_eval_every: int = 100
     ttl_seconds: int | None = DEFAULT_TTL_SECONDS

@@ -10,7 +10,7 @@ _GREEN, _YELLOW, _RED, _RESET = "\033[32m", "\033[33m", "\033[31m", "\033[0m"
 
 
 def format_colorized(
-    tokens: Sequence[int], weights: Sequence[float], tokenizer: Tokenizer, draw_newline_arrow: bool = True
+    tokens: Sequence[int], weights: Sequence[float], tokenizer: Tokenizer, draw_newline_arrow: bool = False
 ) -> str:
     """Text of tokens: green where the weight is positive, red where negative, yellow where zero."""
     if len(tokens) != len(weights):

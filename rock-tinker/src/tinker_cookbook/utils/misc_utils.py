@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from tinker_cookbook.exceptions import ConfigurationError
 
@@ -68,7 +68,7 @@ def split_list(lst: Sequence[T], num_splits: int) -> list[list[T]]:
     """
     if not 1 <= num_splits <= len(lst):
         raise ConfigurationError(f"num_splits={num_splits}: must be between 1 and the number of items ({len(lst)})")
-    edges = [round(i * len(lst) / num_splits) for i in range(num_splits + 1)]
+    edges = [i * len(lst) // num_splits for i in range(num_splits + 1)]
     return [list(lst[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
 
 
@@ -84,6 +84,12 @@ def not_none(x: T | None) -> T:
     return x
 
 
-def iteration_dir(log_path: str | Path, step: int) -> Path:
-    """Folder of the files of one training iteration."""
-    return Path(log_path) / f"iteration_{step:06d}"
+@overload
+def iteration_dir(log_path: str | Path, step: int) -> Path: ...
+@overload
+def iteration_dir(log_path: None, step: int) -> None: ...
+
+
+def iteration_dir(log_path: str | Path | None, step: int) -> Path | None:
+    """Folder of the files of one training iteration; None for a run without a folder."""
+    return None if log_path is None else Path(log_path) / f"iteration_{step:06d}"

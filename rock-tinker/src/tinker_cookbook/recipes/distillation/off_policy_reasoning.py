@@ -48,7 +48,7 @@ class OpenThoughtsBuilder(ChatDatasetBuilder):
             return conversation_to_datum(turns, renderer, common.max_length, TrainOnWhat.LAST_ASSISTANT_MESSAGE)
 
         dataset = StreamingSupervisedDatasetFromHFDataset(
-            stream, common.batch_size, self.max_prompts, to_datum, self.buffer_size
+            stream, common.batch_size, self.max_prompts, to_datum, buffer_size=self.buffer_size
         )
         return dataset, None
 
