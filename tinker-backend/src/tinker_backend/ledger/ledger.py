@@ -212,7 +212,7 @@ def _tune_sqlite(connection: Any, fsync: bool) -> None:
         f"synchronous={'FULL' if fsync else 'NORMAL'}",
         "busy_timeout=10000",
         "temp_store=MEMORY",
-        "cache_size=-32768",
+        "cache_size=-8192",
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
