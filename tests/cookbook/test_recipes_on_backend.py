@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from recipe_backend import RecipeBackend, metric_rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 RUN_FILES = {"config.json", "code.diff", "logs.log", "metrics.jsonl", "checkpoints.jsonl", "timing_spans.jsonl"}
 ROLLOUT_FILES = {"train.html", "train_logtree.json", "train_rollout_summaries.jsonl"}

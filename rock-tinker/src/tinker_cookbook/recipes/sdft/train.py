@@ -14,7 +14,8 @@ from tinker_cookbook.utils.config_fields import shared_values
 
 @chz.chz
 class CLIConfig(TrainingSettings):
-    """``dataset``: sciknoweval, toolalpaca, example, or a JSONL file of conversations."""
+    """``dataset``: sciknoweval, toolalpaca, example, or a JSONL file of conversations. ``skip_first_n_tokens`` of every
+    answer are not trained; short answers need 0, since nothing else holds their beginning in place."""
 
     model_name: str = "Qwen/Qwen3-8B"
     lora_rank: int = 128
@@ -33,6 +34,7 @@ class CLIConfig(TrainingSettings):
     num_substeps: int = 1
     # Beyond the common set
     seed: int = 0
+    skip_first_n_tokens: int = 3
     sampling_seed: int | None = None
 
 
