@@ -93,13 +93,28 @@ def get_renderer(
 ) -> Renderer:
     """The renderer of this name: registry first, then the built-in families.
 
+    Built in are "role_colon", "chat_template", "llama3", "qwen3", "qwen3_disable_thinking", "qwen3_instruct",
+    "qwen3_vl", "qwen3_vl_instruct", "qwen3_5", "qwen3_5_disable_thinking", "qwen3_5_preserve_thinking",
+    "qwen3_8_xhigh_reasoning", "qwen3_8_medium_reasoning", "qwen3_8_low_reasoning", "qwen3_8_disable_thinking",
+    "deepseekv3", "deepseekv3_disable_thinking", "deepseekv3_thinking", "deepseekv4_1", "deepseekv4_1_low_reasoning",
+    "deepseekv4_1_max_reasoning", "deepseekv4_1_disable_thinking", "deepseekv4_1_preserve_thinking",
+    "glm5_3_max_reasoning", "glm5_3_high_reasoning", "glm5_3_low_reasoning", "kimi_k2", "kimi_k25",
+    "kimi_k25_disable_thinking", "kimi_k26", "kimi_k26_disable_thinking", "kimi_k26_preserve_thinking", "nemotron3",
+    "nemotron3_low_thinking", "nemotron3_disable_thinking", "nemotron3_preserve_thinking", "nemotron3_ultra",
+    "nemotron3_ultra_medium_thinking", "nemotron3_ultra_disable_thinking", "nemotron3_ultra_preserve_thinking",
+    "gpt_oss_no_sysprompt", "gpt_oss_low_reasoning", "gpt_oss_medium_reasoning" and "gpt_oss_high_reasoning".
+    Refused, because their format is part of a package that is not published: "kimi_k31_pro_max_reasoning",
+    "kimi_k31_pro_high_reasoning", "kimi_k31_pro_low_reasoning", "kimi_k31_pro_disable_thinking",
+    "kimi_k31_pro_no_reasoning_effort" and "tml_v0".
+
     ``model_name`` is only needed to pickle a renderer whose tokenizer does not know its own name.
 
     Raises:
         RendererError: unknown name.
     """
     renderer = _make(name, tokenizer, image_processor)
-    renderer.registry_key = (name, model_name, image_processor is not None)
+    renderer._renderer_name, renderer._model_name = name, model_name
+    renderer._has_image_processor = image_processor is not None
     return renderer
 
 
@@ -107,9 +122,9 @@ def _make(name: str, tokenizer: Tokenizer, image_processor: Any | None) -> Rende
     if name in _registry:
         return _registry[name](tokenizer, image_processor)
     if name in FAMILIES:
-        from tinker_cookbook.renderers.template import TemplateRenderer
+        from tinker_cookbook.renderers.named import named_renderer
 
-        return TemplateRenderer(tokenizer, FAMILIES[name], image_processor)
+        return named_renderer(name, tokenizer, image_processor)
     if name == "role_colon":
         from tinker_cookbook.renderers.role_colon import RoleColonRenderer
 

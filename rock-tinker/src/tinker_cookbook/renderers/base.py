@@ -193,18 +193,20 @@ class Renderer(abc.ABC):
     disables_thinking: bool = False
     supports_streaming: bool = True
     # Set by get_renderer; what pickling needs.
-    registry_key: tuple[str, str | None, bool] | None = None
+    _renderer_name: str | None = None
+    _model_name: str | None = None
+    _has_image_processor: bool = False
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        if self.registry_key is None:
+        if self._renderer_name is None:
             return super().__reduce__()
         from tinker_cookbook.renderers import renderer_from_key
 
-        name, model_name, has_processor = self.registry_key
-        return renderer_from_key, (name, model_name or self.tokenizer.name_or_path, has_processor)
+        model_name = self._model_name or self.tokenizer.name_or_path
+        return renderer_from_key, (self._renderer_name, model_name, self._has_image_processor)
 
     # What a family defines
 

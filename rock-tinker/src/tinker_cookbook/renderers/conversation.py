@@ -8,6 +8,7 @@ from typing import cast
 from tinker_cookbook.renderers.families import Family
 from tinker_cookbook.renderers.messages import (
     Message,
+    TextPart,
     ThinkingPart,
     ensure_list,
     ensure_text,
@@ -39,6 +40,12 @@ def prepare(family: Family, messages: Sequence[Message], generating: bool) -> li
         out.insert(0, _like(out, "system", family.default_system))
     if family.effort is not None:
         out = _with_effort(out, family.effort)
+    user = last_user(family, out)
+    if family.user_effort and user >= 0:
+        content = out[user]["content"]
+        added = TextPart(type="text", text=family.user_effort)
+        text = content + family.user_effort if isinstance(content, str) else [*content, added]
+        out[user] = cast(Message, {**out[user], "content": text})
     if family.joins_turns is not None:
         out = _joined(
             out, family.joins_turns, tools.result_opening if tools else "", tools.result_closing if tools else ""

@@ -67,7 +67,8 @@ class Family:
     ``shared_ends``: markers by role that begin a message and end an assistant message before it.
     ``stop``: markers that end an assistant message. ``extends``: history is rendered as it was sampled.
     ``default_system``: text of the system message that is added when the first message is none.
-    ``effort``: text before that of the system message, which is left out when both are empty. ``first_system``: header of a system message at the start.
+    ``effort``: text before that of the system message, which is left out when both are empty.
+    ``user_effort``: text at the end of the last user message. ``first_system``: header of a system message at the start.
     ``one_system``: system messages elsewhere are refused. ``joins_turns``: neighbouring messages of a role share one
     header. ``bare_after_results``: no header after a tool result. ``turns``: the current turn begins after the last
     user message, or after the last answer without tool calls. ``strip``: whose surrounding white space is dropped.
@@ -87,6 +88,7 @@ class Family:
     refuses_reasoning: bool = False
     default_system: str | None = None
     effort: str | None = None
+    user_effort: str = ""
     first_system: str | None = None
     one_system: bool = False
     joins_turns: str | None = None
@@ -259,7 +261,7 @@ _KIMI_K25 = _with(
     parsing=Parsing(prefix="<think>"),
     reasoning={"prompt": "<think>"},
     tools=KimiTools(typescript=True),
-    vision=("<|media_begin|>image<|media_content|>", "<|media_end|>"),
+    vision=("<|media_begin|>image<|media_content|>", "<|media_end|>\n"),
 )
 _KIMI_K25_CLOSED = _with(_KIMI_K25, refuses_reasoning=True, reasoning={"prompt": "<think></think>"})
 
@@ -322,7 +324,30 @@ FAMILIES: dict[str, Family] = {
     "nemotron3": NEMOTRON3,
     "nemotron3_disable_thinking": _with(NEMOTRON3, refuses_reasoning=True, reasoning=_EMPTY_PROMPT),
     "nemotron3_preserve_thinking": _with(NEMOTRON3, extends=True, reasoning=_ALWAYS),
+    "nemotron3_low_thinking": _with(NEMOTRON3, user_effort="\n\n{reasoning effort: low}"),
     "nemotron3_ultra": _NEMOTRON3_ULTRA,
+    "nemotron3_ultra_medium_thinking": _with(_NEMOTRON3_ULTRA, user_effort="\n\n{reasoning effort: efficient}"),
     "nemotron3_ultra_disable_thinking": _with(_NEMOTRON3_ULTRA, refuses_reasoning=True, reasoning=_EMPTY_PROMPT),
     "nemotron3_ultra_preserve_thinking": _with(_NEMOTRON3_ULTRA, extends=True, reasoning=_ALWAYS),
 }
+
+
+def with_history(name: str, keeps_reasoning: bool) -> Family:
+    """The family of this name whose earlier turns keep their reasoning, or lose it, instead of what it does."""
+    family = FAMILIES[name]
+    style = family.reasoning
+    if style is None or style.keep == "never" or keeps_reasoning == (style.keep == "always"):
+        return family
+    if not keeps_reasoning:
+        kept: dict[str, Any] = {"keep": "turn" if style.first else "last"}
+        if style.first:
+            kept["dropped"] = (style.opening + style.closing, "")
+        return _with(family, reasoning={**kept, "absent": (*style.absent[:2], NOTHING)}, extends=False)
+    if f"{name}_preserve_thinking" in FAMILIES:
+        return FAMILIES[f"{name}_preserve_thinking"]
+    kept = {"keep": "always", "before_kept": ""}
+    if style.needs_user:
+        kept["absent"] = (style.absent[0],) * 3
+    elif family.bare_after_results:
+        kept["absent"] = (style.absent[0], NOTHING, NOTHING)
+    return _with(family, reasoning=kept, extends=style.needs_user or family.bare_after_results or family.extends)

@@ -173,24 +173,30 @@ def message_to_jsonable(message: Message) -> dict[str, Any]:
     return row
 
 
-def to_openai_message(message: Message) -> dict[str, Any]:
-    """Message in the form of the OpenAI chat API; reasoning goes to ``reasoning_content``."""
+def to_openai_message(message: Message, argument_objects: bool = False) -> dict[str, Any]:
+    """Message in the form of the OpenAI chat API; reasoning goes to ``reasoning_content``.
+
+    ``argument_objects``: arguments of calls as objects, which some chat templates want, instead of JSON text.
+    """
     row: dict[str, Any] = {"role": message["role"], "content": get_text_content(message)}
-    reasoning = thinking_text(message["content"])
-    if reasoning:
-        row["reasoning_content"] = reasoning
+    if any(part["type"] == "thinking" for part in ensure_list(message["content"])):
+        row["reasoning_content"] = thinking_text(message["content"])
     if message.get("tool_calls"):
         row["tool_calls"] = [
             {
                 "type": "function",
                 "id": call.id or f"call_{index}",
-                "function": {"name": call.function.name, "arguments": call.function.arguments},
+                "function": {
+                    "name": call.function.name,
+                    "arguments": call_arguments(call) if argument_objects else call.function.arguments,
+                },
             }
             for index, call in enumerate(message["tool_calls"])
         ]
-    for key in ("tool_call_id", "name"):
-        if key in message:
-            row[key] = message[key]
+    if "tool_call_id" in message:
+        row["tool_call_id"] = message["tool_call_id"]
+    if "name" in message and message["role"] == "tool":
+        row["name"] = message["name"]
     return row
 
 

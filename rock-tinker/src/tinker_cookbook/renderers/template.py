@@ -23,6 +23,7 @@ from tinker_cookbook.renderers.messages import (
     ensure_text,
     get_text_content,
     remove_thinking,
+    to_openai_message,
 )
 from tinker_cookbook.renderers.parsing import ParseTermination, without_think_blocks
 from tinker_cookbook.renderers.pieces import Break, Markup, Piece, PieceEncoder
@@ -147,7 +148,10 @@ class TemplateRenderer(Renderer):
                 block = (block[0] + style.dropped_break, block[1])
         if style.trim and block[1]:
             rest = _trimmed([ThinkingPart(type="thinking", thinking=""), *rest])[1:]
-        return block[0], ([Markup(block[1]), Break()] if block[1] else []), rest
+        body: list[Piece] = [Markup(block[1])] if block[1] else []
+        if block[1] and (block[0] or block[1] == style.prompt):
+            body.append(Break())
+        return block[0], body, rest
 
     def _reasoned_first(
         self, style: Reasoning, thinking: str, rest: list[ContentPart], keeps: bool, bare: bool
@@ -167,13 +171,9 @@ class TemplateRenderer(Renderer):
         joiner = tools.result_joiner
         first = joiner is None or ctx.prev_message is None or ctx.prev_message["role"] != "tool"
         last = joiner is None or ctx.next_message is None or ctx.next_message["role"] != "tool"
-        body: list[Piece] = [Markup(tools.result_opening)]
-        body += [part["text"] for part in self._stripped(message) if part["type"] == "text"]
-        body.append(Markup(tools.result_closing + (self._end(message["role"]) if last else "")))
-        return RenderedMessage(
-            header=text_chunk(self._encoder.encode(header if first else [Markup(joiner or "")])),
-            output=[text_chunk(self._encoder.encode(body))],
-        )
+        tail = Markup(tools.result_closing + (self._end(message["role"]) if last else ""))
+        opening: list[Piece] = header if first else [Markup(joiner or "")]
+        return self._rendered(opening, [Markup(tools.result_opening)], self._stripped(message), [tail])
 
     def _header(self, message: Message, ctx: RenderContext) -> list[Piece]:
         """Header of a message; empty where the messages before it leave it out."""
@@ -281,6 +281,10 @@ class TemplateRenderer(Renderer):
             yield from parser.feed(token)
         yield from parser.finish()
 
+    def to_openai_message(self, message: Message) -> dict[str, Any]:
+        tools = self.family.tools
+        return to_openai_message(message, argument_objects=tools is not None and tools.argument_objects)
+
     def create_conversation_prefix_with_tools(self, tools: list[ToolSpec], system_prompt: str = "") -> list[Message]:
         if self.family.tools is None:
             return super().create_conversation_prefix_with_tools(tools, system_prompt)
@@ -303,14 +307,17 @@ def _keeps(style: Reasoning, message: Message, ctx: RenderContext, bare: bool) -
 
 
 def _strip_runs(parts: list[ContentPart]) -> list[ContentPart]:
-    """Parts without white space at both ends of every run of text."""
+    """Parts without white space around their text, except between text and an image."""
     out: list[ContentPart] = []
-    for is_text, run in groupby(parts, lambda part: part["type"] == "text"):
-        if is_text:
-            text = "".join(part["text"] for part in run if part["type"] == "text").strip()
-            out += [TextPart(type="text", text=text)]
-        else:
+    runs = [(kind, list(run)) for kind, run in groupby(parts, lambda part: part["type"])]
+    for index, (kind, run) in enumerate(runs):
+        if kind != "text":
             out += run
+            continue
+        text = "".join(part["text"] for part in run if part["type"] == "text")
+        before, after = runs[index - 1][0] if index else None, runs[index + 1][0] if index + 1 < len(runs) else None
+        text = text if before == "image" else text.lstrip()
+        out.append(TextPart(type="text", text=text if after == "image" else text.rstrip()))
     return out
 
 

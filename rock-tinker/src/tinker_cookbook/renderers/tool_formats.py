@@ -28,7 +28,7 @@ class ToolFormat(abc.ABC):
 
     Results appear under ``result_role`` between ``result_opening`` and ``result_closing``; ``result_joiner`` stands
     between neighbouring ones that share a message (None: each has its own). ``orders_results``: in the order of the
-    calls. ``joins_declaration``: declared tools become part of the system message.
+    calls. ``argument_objects``: chat templates of the family want arguments as objects. ``joins_declaration``: declared tools become part of the system message.
     """
 
     opening: str
@@ -38,6 +38,7 @@ class ToolFormat(abc.ABC):
     result_closing: str = ""
     result_joiner: str | None = None
     orders_results: bool = False
+    argument_objects: bool = False
     joins_declaration: bool = False
 
     @abc.abstractmethod
@@ -160,6 +161,7 @@ class XmlTools(ToolFormat):
     result_role = "user"
     result_opening, result_closing = "<tool_response>\n", "\n</tool_response>"
     result_joiner = "\n"
+    argument_objects = True
 
     def declare(self, tools: list[ToolSpec], system_prompt: str) -> list[Message]:
         if not tools:

@@ -97,6 +97,7 @@ class DsmlTools(ToolFormat):
     opening, closing = "<｜DSML｜ calls>", "</｜DSML｜ calls>"
     result_opening, result_closing = "<tool_result>", "</tool_result>"
     orders_results = True
+    argument_objects = True
     joins_declaration = True
 
     def declare(self, tools: list[ToolSpec], system_prompt: str) -> list[Message]:
@@ -200,6 +201,7 @@ class GlmTools(ToolFormat):
     result_opening, result_closing = "<tool_response>", "</tool_response>"
     result_joiner = ""
     orders_results = True
+    argument_objects = True
 
     def declare(self, tools: list[ToolSpec], system_prompt: str) -> list[Message]:
         listing = "".join(f"{json.dumps(dict(tool), ensure_ascii=False)}\n" for tool in tools)

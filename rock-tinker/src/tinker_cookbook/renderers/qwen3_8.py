@@ -1,0 +1,13 @@
+"""Renderer classes of Qwen3.8; the table ``families`` says what they draw."""
+
+from __future__ import annotations
+
+from tinker_cookbook.renderers.named import (
+    Qwen3_8DisableThinkingRenderer,
+    Qwen3_8Renderer,
+)
+
+__all__ = [
+    "Qwen3_8DisableThinkingRenderer",
+    "Qwen3_8Renderer",
+]
