@@ -15,7 +15,8 @@ gpus=${GPUS:-$(nvidia-smi --list-gpus 2>/dev/null | wc -l)}
 model=${1:-$([ "$gpus" = 0 ] && echo tiny || echo Qwen/Qwen3-0.6B)}
 folder=${2:-$(mktemp -d /tmp/gpu-smoke-XXXXXX)}
 mkdir -p "$folder"
-"$PY" -c 'import ray, vllm, tinker, tinker_backend' 2>/dev/null || {
+"$PY" -c 'import sys; from importlib.util import find_spec
+sys.exit(any(find_spec(name) is None for name in ("ray", "vllm", "tinker", "tinker_backend")))' || {
   echo "$PY cannot import ray, vllm, tinker and tinker_backend: set PY to a Python that has tinker-backend[vllm] and rock-tinker" >&2
   exit 2
 }

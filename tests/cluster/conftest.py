@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,9 +55,45 @@ def vllm_sizes() -> dict[str, int]:
     return VLLM_SIZES
 
 
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """A Ray head that tests join, as a cluster's processes do: to start one takes longer than most of them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short: UNIX sockets are made in it
+    options = [
+        "--num-cpus=8",
+        f"--port={port}",
+        "--node-ip-address=127.0.0.1",
+        "--include-dashboard=false",
+        "--no-monitor",
+    ]
+    options += ["--object-store-memory=100000000", "--disable-usage-stats", f"--temp-dir={folder}"]
+    head = subprocess.Popen(
+        [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+    )
+    deadline = time.monotonic() + 120
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            break
+        assert head.poll() is None and time.monotonic() < deadline, "Ray's head does not start"
+        time.sleep(0.1)
+    yield f"127.0.0.1:{port}"
+    head.terminate()
+    try:
+        head.wait(30)
+    except subprocess.TimeoutExpired:
+        head.kill()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture
-def open_trainer() -> Iterator[Callable[..., Any]]:
-    """Starts FSDP2 ranks in a Ray of this test; both end with it."""
+def open_trainer(ray_address: str) -> Iterator[Callable[..., Any]]:
+    """Starts FSDP2 ranks; they end with the test."""
     made: list[Any] = []
 
     def open_one(folder: Path, ranks: int = 2, **settings: Any) -> Any:
@@ -65,7 +104,7 @@ def open_trainer() -> Iterator[Callable[..., Any]]:
         from tinker_backend.runtime.ray.train_rank import RankSettings
 
         role = {"strategy_args": {"strategy_name": "fsdp2_train"}, "device_mapping": list(range(ranks))}
-        cluster_keys = {"cpus": max(2, ranks), "object_store_bytes": 100 * 1024 * 1024, "call_timeout_seconds": 120}
+        cluster_keys = {"address": ray_address, "call_timeout_seconds": 120}
         config = EngineConfig.model_validate(
             {"pretrain": str(folder), "device": "cpu", "actor_train": role, "cluster": cluster_keys}
         )
@@ -138,6 +177,9 @@ def cluster_data() -> ClusterData:
 class ClusterServer:
     """``tinker-backend serve`` over a cluster engine, in a folder."""
 
+    model: Path
+    form: tuple[str, str]
+
     def __init__(self, folder: Path, engine: dict[str, Any]) -> None:
         import yaml
 
@@ -189,27 +231,27 @@ class ClusterServer:
                 self.process.wait()
 
 
-@pytest.fixture
-def start_server(tmp_path: Path, tiny_models: Callable[..., Path]) -> Iterator[Callable[..., ClusterServer]]:
-    """Starts a server over a tiny model with the strategies of its arguments; it ends with the test."""
-    made: list[ClusterServer] = []
+@pytest.fixture(scope="session")
+def start_server(tiny_models: Callable[..., Path]) -> Callable[..., ClusterServer]:
+    """Starts a server in a folder, over a tiny model with two strategies; the caller stops it."""
 
-    def start(train: str, infer: str) -> ClusterServer:
+    def start(folder: Path, train: str, infer: str) -> ClusterServer:
         roles: dict[str, Any] = {
             "actor_train": {
                 "strategy_args": {"strategy_name": train, "strategy_config": {"dtype": "float32"}},
                 "device_mapping": [0, 1] if train == "fsdp2_train" else None,
+                "model_args": {"max_lora_rank": 32},
             },
             "actor_infer": {
                 "strategy_args": {"strategy_name": infer},
                 "device_mapping": [2] if infer == "vllm" else None,
             },
         }
-        roles["actor_train"]["model_args"] = {"max_lora_rank": 32}
         if infer == "vllm":
             roles["actor_infer"]["strategy_args"]["strategy_config"] = {"enforce_eager": True, "max_num_seqs": 16}
+        model = tiny_models("llama", **VLLM_SIZES)
         engine = {
-            "pretrain": str(tiny_models("llama", **VLLM_SIZES)),
+            "pretrain": str(model),
             "model_name": NAME,
             "device": "cpu",
             "threads": 1,
@@ -217,9 +259,8 @@ def start_server(tmp_path: Path, tiny_models: Callable[..., Path]) -> Iterator[C
             "cluster": {"cpus": 3, "object_store_bytes": 100 * 1024 * 1024, "call_timeout_seconds": 200},
             **roles,
         }
-        made.append(ClusterServer(tmp_path / f"server{len(made)}", engine))
-        return made[-1]
+        server = ClusterServer(folder, engine)
+        server.model = model
+        return server
 
-    yield start
-    for server in made:
-        server.stop()
+    return start

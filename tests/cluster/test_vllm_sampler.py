@@ -84,7 +84,7 @@ class Driver:
 
 
 @pytest.fixture(scope="module")
-def driver(tiny_models: Any, vllm_sizes: dict[str, int]) -> Iterator[Driver]:
+def driver(tiny_models: Any, vllm_sizes: dict[str, int], ray_address: str) -> Iterator[Driver]:
     """A torch trainer and a vLLM replica over a tiny model."""
     from tinker_backend.config import EngineConfig
     from tinker_backend.runtime.ray.build_cluster import build_cluster
@@ -99,7 +99,7 @@ def driver(tiny_models: Any, vllm_sizes: dict[str, int]) -> Iterator[Driver]:
             "sequence_length": 128,
             "actor_train": {"model_args": {"dtype": "float32", "max_lora_rank": 8}},
             "actor_infer": {"strategy_args": vllm, "device_mapping": [0]},
-            "cluster": {"cpus": 2, "object_store_bytes": 100 * 1024 * 1024, "call_timeout_seconds": 200},
+            "cluster": {"address": ray_address, "call_timeout_seconds": 200},
         }
     )
     built = build_cluster(config)
@@ -125,6 +125,10 @@ def test_samples_have_the_logprobs_of_the_trainer(driver: Driver) -> None:
     assert first == again
     cold = driver.sample("v1", temperature=0.25).sequences[0]
     assert cold.logprobs.mean() > driver.logprobs("adapter", PROMPT, cold.tokens).mean() + 0.1
+    # vLLM takes no temperature above 2 by itself.
+    warm, hot = (driver.sample("v1", temperature=t, topk_sample_logprobs=20).sequences[0] for t in (2.0, 4.0))
+    spreads = [float(np.ptp(sequence.topk.logprobs[0])) for sequence in (warm, hot) if sequence.topk is not None]
+    assert spreads[0] == pytest.approx(2 * spreads[1], rel=1e-3)
 
 
 def test_prompt_scores_of_tuned_models_come_from_the_trainer(driver: Driver) -> None:
@@ -150,6 +154,23 @@ def test_base_and_adapters_asked_at_once_do_not_mix(driver: Driver) -> None:
         np.testing.assert_allclose(sequence.logprobs, alone[name].logprobs, atol=CLOSE)
 
 
+def test_the_base_stays_itself_when_every_slot_has_an_adapter(driver: Driver) -> None:
+    driver("drop_sampler", version="v1")
+    for number in range(6):
+        driver("publish", run_id="adapter", version=f"slot{number}")
+        driver.sample(f"slot{number}", max_tokens=1)
+    base = driver.sample("base", prompt_logprobs=True)
+    sequence = base.sequences[0]
+    np.testing.assert_allclose(sequence.logprobs, driver.logprobs("untrained", PROMPT, sequence.tokens), atol=CLOSE)
+    assert base.prompt_logprobs is not None
+    np.testing.assert_allclose(
+        base.prompt_logprobs[1:], driver.logprobs("untrained", PROMPT[:1], PROMPT[1:]), atol=CLOSE
+    )
+    for number in range(6):
+        driver("drop_sampler", version=f"slot{number}")
+    driver("publish", run_id="adapter", version="v1")
+
+
 def test_versions_are_frozen_and_full_weights_take_turns(driver: Driver) -> None:
     before = driver.sample("v1", temperature=0.0).sequences[0]
     driver.step("adapter", 2)
@@ -173,6 +194,47 @@ def test_versions_are_frozen_and_full_weights_take_turns(driver: Driver) -> None
     assert len(list(folder.glob("[0-9]*"))) == 2
     with pytest.raises(RuntimeFault, match="not loaded"):
         driver.sample("v2")
+
+
+def test_all_weights_go_over_a_channel_where_that_is_asked_for(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver.engine.sampler, "_broadcast", True)
+    driver.step("full", 1, rate=1e-3)
+    driver("publish", run_id="full", version="f2")
+    full = driver.sample("f2").sequences[0]
+    np.testing.assert_allclose(full.logprobs, driver.logprobs("full", PROMPT, full.tokens), atol=CLOSE)
+    base = driver.sample("base").sequences[0]
+    np.testing.assert_allclose(base.logprobs, driver.logprobs("untrained", PROMPT, base.tokens), atol=CLOSE)
+    # It comes back from the folder that was written behind the channel.
+    again = driver.sample("f2").sequences[0]
+    assert again.tokens.tolist() == full.tokens.tolist()
+    np.testing.assert_allclose(again.logprobs, full.logprobs, atol=CLOSE)
+
+
+def test_rollouts_alone_serve_base_and_saved_adapters(driver: Driver, tmp_path: Path) -> None:
+    from tinker_backend.runtime.ray.cluster_engine import ClusterEngine
+    from tinker_backend.runtime.ray.samplers import RemoteSampler
+    from tinker_backend.runtime.ray.turns import Turns
+    from tinker_backend.runtime.ray.weight_sync import ExchangeFolder
+
+    driver("save", run_id="adapter", path=str(tmp_path / "saved"), kind="sampler")
+    sampler = RemoteSampler(driver.engine.sampler.sampler, {"tiny"}, has_trainer=False)
+    turns = Turns(False, lambda: None, lambda: None, 10)
+    engine = ClusterEngine(None, sampler, ExchangeFolder(tmp_path / "exchange"), turns, lambda: None)
+    threading.Thread(target=engine.run, daemon=True).start()
+    alone = Driver(engine)
+    alone("load_sampler", version="alone", base_model="tiny", path=None)
+    alone("load_sampler", version="saved", base_model="tiny", path=str(tmp_path / "saved"))
+    for version, run in (("alone", "untrained"), ("saved", "adapter")):
+        sequence = alone.sample(version).sequences[0]
+        np.testing.assert_allclose(sequence.logprobs, driver.logprobs(run, PROMPT, sequence.tokens), atol=CLOSE)
+    scored = alone.sample("alone", prompt_logprobs=True).prompt_logprobs
+    assert scored is not None
+    np.testing.assert_allclose(scored[1:], driver.logprobs("untrained", PROMPT[:1], PROMPT[1:]), atol=CLOSE)
+    with pytest.raises(RuntimeFault, match="need a trainer"):
+        alone.sample("saved", prompt_logprobs=True)
+    with pytest.raises(RuntimeFault, match="rollouts alone"):
+        alone("create", run=RunSpec("none", "tiny", LoraSpec(rank=8)))
+    engine.stop()
 
 
 def test_wrong_requests_are_refused_and_stops_are_kept(driver: Driver) -> None:

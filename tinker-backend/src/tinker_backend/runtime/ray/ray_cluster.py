@@ -64,6 +64,8 @@ class RayCluster:
         os.environ.setdefault("RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper", "true")
         # Ray's processes, and with them this one, end so many seconds after its head; only then can all start anew.
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
+        # Every actor here has environment variables of its own, so workers that wait for anybody wait in vain.
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
         folder = self.config.temporary_folder
         if folder is None:
             self._own_folder = OwnFolder(Path("/tmp"), "tinker-ray")
@@ -129,12 +131,16 @@ class RayCluster:
 
     def own_address(self) -> str:
         """Address of this process's node."""
-        alone = self.placement.nodes == 1 and self.config.address is None
-        return "127.0.0.1" if alone else str(ray.util.get_node_ip_address())
+        return "127.0.0.1" if self._alone else str(ray.util.get_node_ip_address())
+
+    @property
+    def _alone(self) -> bool:
+        """Everything is on this machine, in a Ray of this process."""
+        return self.placement.nodes == 1 and self.config.address is None
 
     def node_address(self, seat: Seat) -> str:
         """Address of the node of a seat."""
-        if self.placement.nodes == 1 and self.config.address is None:
+        if self._alone:
             return "127.0.0.1"
         probe = self.actor(NodeProbe, seat)
         (address,) = wait_for([probe.address.remote()], self.config.start_timeout_seconds)
@@ -145,6 +151,8 @@ class RayCluster:
         """A port that is free on the node of a seat, or the one that the configuration fixes."""
         if seat.port is not None:
             return seat.port
+        if self._alone:
+            return NodeProbe().free_port()
         probe = self.actor(NodeProbe, seat)
         (port,) = wait_for([probe.free_port.remote()], self.config.start_timeout_seconds)
         ray.kill(probe)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
@@ -15,14 +16,19 @@ from typing import Any
 import numpy as np
 
 from tinker_backend.runtime.ray.batch_gate import BatchGate
+from tinker_backend.runtime.ray.blank_adapter import write_blank_adapter
 from tinker_backend.runtime.ray.versions import LORA_BATCHES_ARE_SAFE_FROM, installed, numbers
-from tinker_backend.runtime.ray.weight_broadcast import Channel, Item
+from tinker_backend.runtime.ray.weight_broadcast import Channel, Item, plain
 from tinker_backend.runtime.ray.weight_sync import wait_stable
 from tinker_backend.runtime.roles import FloatArray, RuntimeFault, SampleRequest, SampleResult, Sequence, TopK
 
 log = logging.getLogger(__name__)
 
 EMPTY_LOGPROB = -99999.0
+_HOTTEST = 2.0
+"""The highest temperature that vLLM takes by itself."""
+_BLANK_NUMBERS = 2**30
+"""Adapter ids that no version has."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +79,38 @@ class VllmReplica:
 
         version = installed()["vllm"]
         self._mixed = version is not None and numbers(version) >= LORA_BATCHES_ARE_SAFE_FROM
+        blank = not self._mixed and _products_take_the_last_slot() and bool(self.settings.engine.get("enable_lora"))
+        engine = dict(self.settings.engine)
+        if blank:
+            engine["max_loras"] += 1
+            engine["max_cpu_loras"] = max(engine["max_cpu_loras"], engine["max_loras"])
         self._engine = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
                 model=self.settings.folder,
                 # What was sampled from, after temperature and truncation, is what the policy gradient needs.
                 logprobs_mode="processed_logprobs",
+                logits_processors=["tinker_backend.runtime.ray.heat:Heat"],
                 disable_log_stats=True,
-                **self.settings.engine,
+                **engine,
             )
         )
+        if blank:
+            await self._blank_last_slot(engine["max_loras"])
         return os.getpid()
+
+    async def _blank_last_slot(self, slots: int) -> None:
+        """Fills all slots, the last for good, with an adapter that adds nothing (see ``blank_adapter``)."""
+        from vllm.lora.request import LoRARequest
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "blank"
+            await asyncio.to_thread(write_blank_adapter, Path(self.settings.folder), path)
+            requests = [LoRARequest(f"blank-{slot}", _BLANK_NUMBERS + slot, str(path)) for slot in range(slots)]
+            for request in requests:
+                await self._engine.add_lora(request)
+        await self._engine.pin_lora(requests[-1].lora_int_id)
+        for request in requests[:-1]:
+            await self._engine.remove_lora(request.lora_int_id)
 
     async def ping(self) -> int:
         """Raises when the engine is dead; the process id."""
@@ -136,7 +164,7 @@ class VllmReplica:
         try:
             path = self.settings.folder if wanted is None else wanted
             if path in self._incoming:
-                await self._engine.collective_rpc("receive_weights", args=self._incoming[path])
+                await self._engine.collective_rpc("receive_weights", args=plain(*self._incoming[path]))
             else:
                 await asyncio.to_thread(wait_stable, Path(path), self.settings.publish_seconds)
                 await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
@@ -205,9 +233,11 @@ class VllmReplica:
 
         stops = self.settings.eos_token_ids if request.stop_token_ids is None else request.stop_token_ids
         scores: int | None = request.topk_prompt_logprobs
+        hot = request.temperature > _HOTTEST
         return SamplingParams(
             n=request.num_samples,
-            temperature=request.temperature,
+            temperature=min(request.temperature, _HOTTEST),
+            extra_args={"tinker_heat": request.temperature / _HOTTEST} if hot else None,
             top_p=request.top_p,
             top_k=request.top_k,
             seed=request.seed,
@@ -222,6 +252,12 @@ class VllmReplica:
             skip_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
+
+
+def _products_take_the_last_slot() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
 
 
 def _lora_request(version: ServedVersion) -> Any:

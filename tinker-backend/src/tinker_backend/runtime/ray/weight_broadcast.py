@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -88,11 +88,17 @@ def _finish(group: Any) -> None:
     group.barrier().wait()
 
 
+def plain(items: list[Item], dtype: str, channel: Channel, first: int) -> tuple[Any, ...]:
+    """Arguments of ``receive_weights`` as vLLM carries them to its workers: numbers, strings, lists and dicts."""
+    return [[item.name, list(item.shape)] for item in items], dtype, asdict(channel), first
+
+
 class WeightReceiver:
     """Mixed into vLLM's workers (``worker_extension_cls``), which call ``receive_weights`` by its name."""
 
-    def receive_weights(self, items: list[Item], dtype: str, channel: Channel, first: int) -> None:
+    def receive_weights(self, items: list[Any], dtype: str, channel: dict[str, Any], first: int) -> None:
         """Replaces this worker's weights by those of a channel; workers of a replica are ``first``, ``first + 1``, …"""
         worker: Any = self
-        incoming = receive(items, getattr(torch, dtype), channel, first + int(worker.rank))
+        named = [Item(name, tuple(shape)) for name, shape in items]
+        incoming = receive(named, getattr(torch, dtype), Channel(**channel), first + int(worker.rank))
         worker.reload_weights(weights_iterator=incoming)
