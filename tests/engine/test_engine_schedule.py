@@ -207,7 +207,7 @@ def test_only_the_start_of_a_burst_is_waited_for() -> None:
     burst.note(10.002)
     assert 0.0 < burst.patience(10.003, running=1) <= 0.005
     assert burst.patience(10.003, running=5) == 0  # sequences that ran before it
-    assert burst.patience(10.008, running=1) == 0  # nobody came for a while
+    assert burst.patience(10.007, running=1) == 0  # nobody came for twice the distance of the first two
     burst.note(10.1)
     assert burst.patience(10.1, running=0) == 0  # another burst begins
     for i in range(200):

@@ -35,6 +35,9 @@ SAMPLES, SAMPLE_TOKENS, PROMPT_TOKENS = 64, 64, 32
 class Rounds:
     """Several programs, run in turn; keeps the best wall and CPU time of each."""
 
+    warm_up = 1
+    """Rounds before the ones that count."""
+
     def __init__(self, rounds: int) -> None:
         self._rounds = rounds
         self._programs: dict[str, tuple[Callable[[], object], Callable[[], float]]] = {}
@@ -44,14 +47,14 @@ class Rounds:
         self._programs[name] = (program, cpu)
 
     def run(self) -> dict[str, dict[str, float]]:
-        """Runs one round to warm up, then all rounds."""
+        """Runs the rounds to warm up, then all rounds."""
         best = {name: {"wall": float("inf"), "cpu": float("inf")} for name in self._programs}
-        for number in range(self._rounds + 1):
+        for number in range(-self.warm_up, self._rounds):
             for name, (program, cpu) in self._programs.items():
                 cpu_start, start = cpu(), time.perf_counter()
                 program()
                 wall, used = time.perf_counter() - start, cpu() - cpu_start
-                if number:
+                if number >= 0:
                     best[name]["wall"] = min(best[name]["wall"], wall)
                     best[name]["cpu"] = min(best[name]["cpu"], used)
         return {name: {k: round(v, 4) for k, v in times.items()} for name, times in best.items()}
@@ -252,6 +255,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--warm-up", type=int, default=1, help="rounds that do not count; large models need none")
     parser.add_argument("--parts", default="memory,training,many_runs,sampling,numerics")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -263,6 +267,7 @@ def main() -> None:
     from tinker_backend.models.tiny import make_tiny_model
 
     torch.set_num_threads(options.threads)
+    Rounds.warm_up = options.warm_up
     with tempfile.TemporaryDirectory(prefix="bench-engine-") as work:
         if options.model == "tiny":
             sizes = {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 768, "layers": 4, "context": 2048}

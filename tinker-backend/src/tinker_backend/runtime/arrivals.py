@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-_GAP = 0.005
-"""Seconds between two requests of one burst, at most."""
+_SHORTEST, _GAP = 0.002, 0.01
+"""Seconds that the next request of a burst is waited for, at least and at most: twice the mean distance so far."""
 _LONGEST = 0.25
 """Seconds that a burst may be waited for, from its first request."""
 
@@ -33,4 +33,5 @@ class Burst:
         """
         if self.size < 2 or running >= self.size or now - self._first > _LONGEST:
             return 0.0
-        return max(0.0, self._last + _GAP - now)
+        distance = (self._last - self._first) / (self.size - 1)
+        return max(0.0, self._last + min(max(2 * distance, _SHORTEST), _GAP) - now)
