@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tinker_backend.runtime import arrivals
 from tinker_backend.runtime import engine as engine_module
 from tinker_backend.runtime.arrivals import Burst
 from tinker_backend.runtime.base_model import BaseModel
@@ -181,6 +182,10 @@ def test_a_burst_of_samples_is_decoded_together(
         decode(weight_set)
 
     monkeypatch.setattr(engine.sampler, "_decode", noted)
+    # Distances that a busy machine does not stretch beyond a burst.
+    monkeypatch.setattr(arrivals, "_SHORTEST", 0.4)
+    monkeypatch.setattr(arrivals, "_GAP", 0.4)
+    monkeypatch.setattr(arrivals, "_LONGEST", 60.0)
     start()
     client = Client(engine)
     client.call("load_sampler", version="base", base_model="tiny", path=None)
@@ -192,10 +197,12 @@ def test_a_burst_of_samples_is_decoded_together(
     waits = []
     for i in range(8):
         waits.append(client.submit("sample", request=request(i)))
-        threading.Event().wait(0.001)
+        threading.Event().wait(0.002)
     assert [len(wait().sequences[0].tokens) for wait in waits] == [6] * 8
-    assert max(rows) == 8 and len(rows) <= 2 * 5  # nearly all of it in steps of eight rows
+    # The first may have made steps before the second came; all else is in steps of eight rows.
+    assert rows.count(8) >= 4 and len(rows) <= 2 * 5
     rows.clear()
+    threading.Event().wait(0.6)
     assert len(client.submit("sample", request=request(9))().sequences[0].tokens) == 6
     assert rows == [1] * 5
 
