@@ -25,7 +25,7 @@ def resident_megabytes() -> float:
 def main() -> None:
     sessions, samples, rounds = map(int, sys.argv[2:])
     services = [tinker.ServiceClient() for _ in range(sessions)]
-    samplers = [service.create_sampling_client(base_model="fake-model") for service in services]
+    samplers = [service.create_sampling_client(base_model="fake-model").result() for service in services]
     prompt = types.ModelInput.from_ints(list(range(64)))
     params = types.SamplingParams(max_tokens=16)
     figures = []
@@ -38,7 +38,7 @@ def main() -> None:
         figures.append({"seconds": time.monotonic() - started, "client_mb": resident_megabytes()})
         print(json.dumps(figures[-1]), flush=True)
     for service in services:
-        service.close()
+        service.close("success").result()
 
 
 main()

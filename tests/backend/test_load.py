@@ -106,6 +106,8 @@ async def test_two_thousand_samples_at_once_from_sixty_four_sessions(make_backen
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_one_process_with_the_sdk_samples_from_sixty_four_sessions(make_backend: Any) -> None:
     backend = make_backend({"sample_seconds": 0.5})
     script = str(Path(__file__).with_name("sdk_load.py"))
