@@ -243,8 +243,13 @@ def test_the_parameters_of_the_library_have_their_documented_defaults() -> None:
     assert default(conversation_to_datum, "reduction") == "mean"
     assert default(renderers.Renderer.build_supervised_example, "train_on_what") == TrainOnWhat.LAST_ASSISTANT_MESSAGE
     assert RetryOnFailure().max_retries == 3 and MinViableGroup().min_successful is None  # three quarters, rounded up
-    assert (simple().limits, simple().parse_errors) == (RolloutLimits(), ParseErrorPolicy())
+    assert (simple().limits, simple().parse_errors, simple().termination) == (RolloutLimits(), None, None)
+    assert ParseErrorPolicy().max_consecutive == 0
     chosen = agentic()
     assert chosen.limits == RolloutLimits(max_turns=10, max_trajectory_tokens=65536, max_tool_calls=30)
-    assert chosen.parse_errors.max_consecutive == 2 and chosen.tool_execution == "sequential"
+    assert (
+        chosen.parse_errors is not None
+        and chosen.parse_errors.max_consecutive == 2
+        and chosen.tool_execution == "sequential"
+    )
     assert chosen.termination == TerminationRewardPolicy(zero_reward_on_limit=True, grader_timeout_seconds=900.0)

@@ -78,7 +78,7 @@ class EnvFromMessageEnv(Env):
         terminate_on_parse_error: bool = True,
         max_trajectory_tokens: int | None = None,
         max_generation_tokens: int | None = None,
-        context_overflow_reward: float = 0.0,
+        context_overflow_reward: float = -0.1,
         terminate_on_length: bool = True,
         parse_error_policy: ParseErrorPolicy | None = None,
     ) -> None:
@@ -142,7 +142,7 @@ class EnvFromMessageEnv(Env):
             metrics: Metrics = {"parse_error": 1, **({MASKED_TURN: 1} if policy.mask_error_turns else {})}
             if self._errors_in_a_row > policy.max_consecutive:
                 return self._ended(policy.terminal_reward, StopReason.PARSE_ERROR, metrics)
-            note = Message(role="user", content=policy.retry_message_template.format(error=error))
+            note = Message(role="user", content=policy.retry_message_template.format(error=error, details=error))
             messages = await self.message_env.add_messages([message, note])
             return self._continued(MessageStepResult(-policy.penalty_per_error, False, messages, metrics))
         if self.terminate_on_parse_error:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import chz
 
 from tinker_cookbook.rl.types import StopReason
 
-CUT_OFF = frozenset(
-    {
-        StopReason.MAX_TURNS,
-        StopReason.MAX_TOKENS,
-        StopReason.MAX_SAMPLED_TOKENS,
-        StopReason.MAX_TOOL_CALLS,
-        StopReason.CONTEXT_OVERFLOW,
-        StopReason.ROLLOUT_TIMEOUT,
-    }
+DEFAULT_LIMIT_STOP_REASONS = (
+    StopReason.MAX_TOKENS,
+    StopReason.MAX_SAMPLED_TOKENS,
+    StopReason.MAX_TURNS,
+    StopReason.MAX_TOOL_CALLS,
+    StopReason.ROLLOUT_TIMEOUT,
 )
+DEFAULT_RETRY_MESSAGE_TEMPLATE = "Your last message could not be read: {error}. Answer again in the right format."
 
 
-@dataclass(frozen=True)
+@chz.chz
 class RolloutLimits:
     """Bounds of one episode; None: no bound. Tokens of a trajectory are those of its last observation and action."""
 
@@ -31,23 +29,23 @@ class RolloutLimits:
     sampling_turn_timeout_seconds: float | None = None
 
 
-@dataclass(frozen=True)
+@chz.chz
 class ParseErrorPolicy:
     """What happens with an action that cannot be read.
 
-    Up to ``max_consecutive`` in a row the model is told (``retry_message_template`` with ``{error}``) and may try
+    Up to ``max_consecutive`` in a row the model is told (``retry_message_template``, where ``{error}`` or ``{details}`` says what was wrong) and may try
     again, each costing ``penalty_per_error``; one more ends the episode with ``terminal_reward``.
     ``mask_error_turns``: such turns are not trained.
     """
 
     max_consecutive: int = 0
-    retry_message_template: str = "Your last message could not be read: {error}. Answer again in the right format."
+    retry_message_template: str = DEFAULT_RETRY_MESSAGE_TEMPLATE
     penalty_per_error: float = 0.0
     terminal_reward: float = 0.0
     mask_error_turns: bool = False
 
 
-@dataclass(frozen=True)
+@chz.chz
 class TerminationRewardPolicy:
     """What the reward of an episode that hit a limit is.
 
@@ -58,7 +56,7 @@ class TerminationRewardPolicy:
     """
 
     zero_reward_on_limit: bool = False
-    limit_stop_reasons: frozenset[StopReason] = field(default=CUT_OFF)
+    limit_stop_reasons: tuple[StopReason, ...] = DEFAULT_LIMIT_STOP_REASONS
     skip_grading_on_timeout: bool = False
     grader_timeout_seconds: float | None = None
     pass_all_messages_to_grader: bool = False

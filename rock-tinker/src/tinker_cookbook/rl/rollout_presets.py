@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
+
+import chz
 
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits, TerminationRewardPolicy
 from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutStrategy
 
 
-@dataclass(frozen=True)
+@chz.chz
 class RolloutConfig:
-    """How an episode is run."""
+    """How an episode is run. ``parse_errors`` and ``termination`` None: as the environment does by itself."""
 
-    limits: RolloutLimits = field(default_factory=RolloutLimits)
-    parse_errors: ParseErrorPolicy = field(default_factory=ParseErrorPolicy)
-    termination: TerminationRewardPolicy = field(default_factory=TerminationRewardPolicy)
+    limits: RolloutLimits = chz.field(default_factory=RolloutLimits)
+    parse_errors: ParseErrorPolicy | None = None
+    termination: TerminationRewardPolicy | None = None
     tool_execution: Literal["sequential", "parallel"] = "parallel"
 
 

@@ -91,7 +91,7 @@ async def do_group_rollout(
         AllTrajectoriesFailedError: the strategy could not complete the group.
     """
     config: RolloutConfig | None = getattr(env_group_builder, "rollout_config", None)
-    termination = termination or (config.termination if config else TerminationRewardPolicy())
+    termination = termination or (config.termination if config else None) or TerminationRewardPolicy()
 
     async def run_one(env: Env, index: int) -> Trajectory:
         # Each episode is a task of its own, so the scope does not leak into its siblings.

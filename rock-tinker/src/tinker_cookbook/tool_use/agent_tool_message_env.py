@@ -132,7 +132,7 @@ def build_agent_tool_env(
     config = rollout_config or RolloutConfig()
     limits = config.limits
     policy = parse_error_policy
-    if policy is None and config.parse_errors != ParseErrorPolicy():
+    if policy is None:
         policy = config.parse_errors
     message_env = AgentToolMessageEnv(
         tools=tools,
@@ -144,7 +144,7 @@ def build_agent_tool_env(
         max_tool_calls=max_tool_calls if max_tool_calls is not None else limits.max_tool_calls,
         parse_error_policy=policy,
         tool_execution=config.tool_execution,
-        termination_policy=config.termination,
+        termination_policy=config.termination or TerminationRewardPolicy(),
     )
     budget = max_trajectory_tokens if max_trajectory_tokens is not None else limits.max_trajectory_tokens
     return EnvFromMessageEnv(

@@ -41,7 +41,7 @@ def error_tool_result(
     *,
     call_id: str | None = None,
     name: str | None = None,
-    error_type: str = "tool_error",
+    error_type: str = "execution_error",
     should_stop: bool = False,
 ) -> ToolResult:
     """A result that tells the model what went wrong."""
@@ -62,10 +62,10 @@ class FunctionTool:
     instance binds it.
     """
 
-    def __init__(self, function: Callable[..., Any], instance: Any = None) -> None:
-        self._function = function
+    def __init__(self, fn: Callable[..., Any], instance: Any = None) -> None:
+        self._function = fn
         self._instance = instance
-        self._arguments = _argument_model(function)
+        self._arguments = _argument_model(fn)
 
     def __get__(self, instance: Any, owner: type | None = None) -> FunctionTool:
         return self if instance is None else FunctionTool(self._function, instance)

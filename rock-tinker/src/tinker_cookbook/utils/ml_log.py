@@ -54,7 +54,7 @@ class Logger(ABC):
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Numbers of a step."""
 
-    def log_summary(self, summary: dict[str, Any]) -> None:
+    def log_summary(self, metrics: dict[str, Any]) -> None:
         """Numbers of the whole run."""
         return None
 
@@ -98,8 +98,8 @@ class JsonLogger(Logger):
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         self._store.write_metrics({"step": step, **metrics} if step is not None else metrics)
 
-    def log_summary(self, summary: dict[str, Any]) -> None:
-        self._store.storage.write("summary.json", json.dumps(summary, indent=2, default=str).encode())
+    def log_summary(self, metrics: dict[str, Any]) -> None:
+        self._store.storage.write("summary.json", json.dumps(metrics, indent=2, default=str).encode())
 
     def log_long_text(self, key: str, text: str) -> None:
         self._store.storage.write(f"{key.replace('/', '_')}.txt", text.encode())
@@ -125,8 +125,8 @@ class PrettyPrintLogger(Logger):
             table.add_row(key, _short(value))
         console.print(table)
 
-    def log_summary(self, summary: dict[str, Any]) -> None:
-        logger.info("summary: %s", json.dumps(summary, default=str))
+    def log_summary(self, metrics: dict[str, Any]) -> None:
+        logger.info("summary: %s", json.dumps(metrics, default=str))
 
 
 class WandbLogger(Logger):
@@ -147,8 +147,8 @@ class WandbLogger(Logger):
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         self._run.log(metrics, step=step)
 
-    def log_summary(self, summary: dict[str, Any]) -> None:
-        self._run.summary.update(summary)
+    def log_summary(self, metrics: dict[str, Any]) -> None:
+        self._run.summary.update(metrics)
 
     def close(self) -> None:
         self._run.finish()
@@ -214,9 +214,9 @@ class MultiplexLogger(Logger):
         for destination in self.loggers:
             destination.log_metrics(metrics, step)
 
-    def log_summary(self, summary: dict[str, Any]) -> None:
+    def log_summary(self, metrics: dict[str, Any]) -> None:
         for destination in self.loggers:
-            destination.log_summary(summary)
+            destination.log_summary(metrics)
 
     def log_long_text(self, key: str, text: str) -> None:
         for destination in self.loggers:
