@@ -23,6 +23,7 @@ test_environment() {
   development_environment "$cache/dev"
   harbor_environment "$cache/harbor"
   peers_environment "$cache/peers"
+  cluster_environment "$cache/cluster"
   program_environment "$cache/schemathesis" schemathesis && export TINKER_SCHEMATHESIS=$cache/schemathesis/bin/schemathesis || true
   export TINKER_PEER_HOME=${TINKER_PEER_HOME:-$cache/peer-releases} ROCK_PEER_CACHE=${ROCK_PEER_CACHE:-$cache/peer-rock}
   small_model
@@ -123,6 +124,7 @@ program_environment() {
 # cluster_environment FOLDER: Ray and vLLM. Left out with a reason where they cannot be installed.
 cluster_environment() {
   local python
+  [ -x "$1/bin/python" ] || say "environment of the cluster tests -> $1"
   python=$(bash tests/cluster/install.sh "$1") || return 0
   export TINKER_TEST_CLUSTER_PYTHON=$python
 }

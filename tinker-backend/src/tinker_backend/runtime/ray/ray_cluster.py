@@ -23,6 +23,7 @@ from tinker_backend.runtime.roles import RuntimeFault
 log = logging.getLogger(__name__)
 
 _SMALL_STORE = 256 * 1024 * 1024
+_STARTS = 3
 
 
 class ActorLost(Exception):
@@ -63,21 +64,31 @@ class RayCluster:
         # An actor that is killed must not leave vLLM's processes behind, which would keep their GPU memory.
         os.environ.setdefault("RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper", "true")
         # Ray's processes, and with them this one, end so many seconds after its head; only then can all start anew.
-        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")
         # Every actor here has environment variables of its own, so workers that wait for anybody wait in vain.
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
         folder = self.config.temporary_folder
         if folder is None:
             self._own_folder = OwnFolder(Path("/tmp"), "tinker-ray")
         wanted = sum(bundle["CPU"] for bundle in self.placement.bundles())
-        ray.init(
-            num_cpus=self.config.cpus or int(wanted),
-            include_dashboard=False,
-            object_store_memory=self.config.object_store_bytes or (None if self.placement.on_gpus else _SMALL_STORE),
-            _temp_dir=str(folder or self._own_folder.path),  # type: ignore[union-attr]
-            _node_ip_address="127.0.0.1" if self.placement.nodes == 1 else None,
-            **common,
-        )
+        for left in reversed(range(_STARTS)):
+            try:
+                ray.init(
+                    num_cpus=self.config.cpus or int(wanted),
+                    include_dashboard=False,
+                    object_store_memory=self.config.object_store_bytes
+                    or (None if self.placement.on_gpus else _SMALL_STORE),
+                    _temp_dir=str(folder or self._own_folder.path),  # type: ignore[union-attr]
+                    _node_ip_address="127.0.0.1" if self.placement.nodes == 1 else None,
+                    **common,
+                )
+                return
+            except Exception as error:
+                # Ray gives its processes 30 s to come up, which are not enough on a busy machine.
+                if not left or "timed out during startup" not in str(error):
+                    raise
+                log.warning("Ray did not start in its time; once more")
+                ray.shutdown()
 
     def _check_room(self, bundles: list[dict[str, float]]) -> None:
         """A Ray of this process never grows, so what is missing now is missing for good."""
