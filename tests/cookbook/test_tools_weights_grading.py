@@ -45,7 +45,7 @@ def test_declarations_come_from_the_signature() -> None:
     spec = add.to_spec()
     assert (spec["name"], spec["description"]) == ("add", "Add two numbers.")
     assert spec["parameters"]["required"] == ["a"]
-    assert spec["parameters"]["properties"]["a"] == {"type": "integer", "description": "first"}
+    assert spec["parameters"]["properties"]["a"] == {"title": "A", "type": "integer", "description": "first"}
 
 
 async def test_calls_run_and_errors_become_results() -> None:
@@ -56,11 +56,11 @@ async def test_calls_run_and_errors_become_results() -> None:
     assert box.items == ["x"]
     for bad, kind in (
         (call("sub", {}), "tool_not_found"),
-        (call("add", "{"), "invalid_arguments"),
-        (call("add", {"a": "q"}), "invalid_arguments"),
+        (call("add", "{"), "json_decode_failed"),
+        (call("add", {"a": "q"}), "validation_failed"),
     ):
         result = await handle_tool_call(tools, bad)
-        assert result.metadata["error_type"] == kind and "error" in result.messages[0]["content"]
+        assert result.metadata["error"] == kind and "error" in result.messages[0]["content"]
         assert result.messages[0].get("tool_call_id") == "c1"
 
 

@@ -114,10 +114,13 @@ def save_checkpoint(
 
 
 def add_renderer_name_to_user_metadata(
-    user_metadata: Mapping[str, str] | None, renderer_name: str | None
+    user_metadata: dict[str, str] | None, renderer_name: str | None
 ) -> dict[str, str]:
-    """Metadata with the renderer's name."""
-    return {**(user_metadata or {}), **({RENDERER_NAME_METADATA_KEY: renderer_name} if renderer_name else {})}
+    """Add the renderer's name to the metadata, in place, and return them; None stands for new ones."""
+    metadata = {} if user_metadata is None else user_metadata
+    if renderer_name:
+        metadata[RENDERER_NAME_METADATA_KEY] = renderer_name
+    return metadata
 
 
 async def get_renderer_name_from_checkpoint_async(
@@ -216,7 +219,7 @@ async def open_training_client(
     Raises:
         CheckpointError: the record to resume from has no training state.
     """
-    metadata = add_renderer_name_to_user_metadata(user_metadata, renderer_name)
+    metadata = add_renderer_name_to_user_metadata(dict(user_metadata or {}), renderer_name)
     if resume_from is not None:
         if resume_from.state_path is None:
             raise CheckpointError(f"checkpoint {resume_from.name} has no state_path to resume from")

@@ -51,7 +51,7 @@ def error_tool_result(
         name=name,
         should_stop=should_stop,
         metrics={error_type: 1.0},
-        metadata={"error_type": error_type},
+        metadata={"error": error_type},
     )
 
 
@@ -83,11 +83,7 @@ class FunctionTool:
     @property
     def parameters_schema(self) -> dict[str, Any]:
         """JSON schema of the parameters."""
-        schema = self._arguments.model_json_schema()
-        schema.pop("title", None)
-        for field in schema.get("properties", {}).values():
-            field.pop("title", None)
-        return schema
+        return self._arguments.model_json_schema()
 
     def to_spec(self) -> ToolSpec:
         """Declaration for a renderer."""
@@ -100,7 +96,7 @@ class FunctionTool:
         except pydantic.ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             return error_tool_result(
-                f"invalid arguments: {problems}", call_id=input.call_id, name=self.name, error_type="invalid_arguments"
+                f"invalid arguments: {problems}", call_id=input.call_id, name=self.name, error_type="validation_failed"
             )
         values = {key: getattr(arguments, key) for key in type(arguments).model_fields}
         bound = (self._instance,) if self._instance is not None else ()
@@ -111,7 +107,9 @@ class FunctionTool:
                 result = await asyncio.to_thread(self._function, *bound, **values)
         except Exception as error:
             logger.warning("tool %s failed: %s", self.name, error)
-            return error_tool_result(f"{type(error).__name__}: {error}", call_id=input.call_id, name=self.name)
+            return error_tool_result(
+                f"{type(error).__name__}: {error}", call_id=input.call_id, name=self.name, error_type="execution_failed"
+            )
         if not isinstance(result, ToolResult):
             text = result if isinstance(result, str) else json.dumps(result, default=str)
             result = simple_tool_result(text)
@@ -142,8 +140,7 @@ def _argument_model(function: Callable[..., Any]) -> type[pydantic.BaseModel]:
         texts = [item for item in getattr(annotation, "__metadata__", ()) if isinstance(item, str)]
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
         fields[name] = (annotation, pydantic.Field(default, description=texts[0] if texts else None))
-    config = pydantic.ConfigDict(extra="forbid")
-    return pydantic.create_model(f"{function.__name__}_arguments", __config__=config, **fields)
+    return pydantic.create_model(f"{function.__name__}_params", **fields)
 
 
 def tool(fn: Callable[..., Any]) -> FunctionTool:
@@ -165,10 +162,10 @@ async def handle_tool_call(tools: Mapping[str, Tool] | Sequence[Tool], tool_call
         arguments = json.loads(tool_call.function.arguments or "{}")
     except json.JSONDecodeError as error:
         return error_tool_result(
-            f"arguments are not JSON: {error}", call_id=call_id, name=name, error_type="invalid_arguments"
+            f"arguments are not JSON: {error}", call_id=call_id, name=name, error_type="json_decode_failed"
         )
     if not isinstance(arguments, dict):
         return error_tool_result(
-            "arguments must be an object", call_id=call_id, name=name, error_type="invalid_arguments"
+            "arguments must be an object", call_id=call_id, name=name, error_type="validation_failed"
         )
     return await chosen.run(ToolInput(arguments=arguments, call_id=call_id))

@@ -16,5 +16,5 @@ def resolve_session_display_name(*, session_name: str | None, wandb_name: str | 
 
 
 def default_cookbook_session_name(*parts: str, wandb_name: str | None = None) -> str:
-    """W&B name if there is one, else the parts joined."""
-    return wandb_name or "-".join(slugify(part) for part in parts if part)
+    """W&B name if there is one, else ``cookbook`` and the parts joined."""
+    return wandb_name or "-".join(["cookbook", *(slugify(part) for part in parts if part)])
