@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 Setting = str | int | float | bool
 
-_RL: dict[str, Setting] = {"eval_every": 0, "save_every": 0}
+_RL: dict[str, Setting] = {"eval_every": 0, "save_every": 3}
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Experiment:
     curves: tuple[Curve, ...]
     before: tuple[str, dict[str, Setting]] | None = None
     needs: str | None = None
-    seed_setting: str | None = None
+    seed_settings: tuple[str, ...] = ()
     title: str = field(default="", kw_only=True)
 
 
@@ -42,7 +42,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             **_RL,
             "env": "arithmetic",
             "largest": 10,
-            "groups_per_batch": 16,
+            "groups_per_batch": 8,
             "group_size": 8,
             "max_tokens": 5,
             "lora_rank": 16,
@@ -50,7 +50,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "max_steps": 12,
         },
         (Curve("env/all/correct", "share of correct sums"),),
-        seed_setting="seed",
+        seed_settings=("seed", "sampling_seed"),
         title="math_rl, sums below 20",
     ),
     "shorter": Experiment(
@@ -58,15 +58,16 @@ EXPERIMENTS: dict[str, Experiment] = {
         {
             **_RL,
             "renderer_name": "qwen3_instruct",
-            "batch_size": 4,
+            "batch_size": 2,
             "group_size": 8,
-            "max_tokens": 32,
+            "max_tokens": 64,
             "lora_rank": 16,
             "learning_rate": 5e-4,
             "compute_post_kl": False,
-            "max_steps": 12,
+            "max_steps": 8,
         },
         (Curve("env/all/ac_tokens_per_turn", "tokens an answer", down=True),),
+        seed_settings=("sampling_seed",),
         title="preference.shorter",
     ),
     "guess_number": Experiment(
@@ -74,31 +75,33 @@ EXPERIMENTS: dict[str, Experiment] = {
         {
             **_RL,
             "renderer_name": "qwen3_instruct",
-            "largest": 10,
-            "num_test": 2,
-            "batch_size": 4,
-            "group_size": 8,
+            "largest": 4,
+            "num_test": 1,
+            "batch_size": 2,
+            "group_size": 6,
             "max_tokens": 8,
             "lora_rank": 16,
             "learning_rate": 5e-4,
-            "max_steps": 8,
+            "max_steps": 7,
         },
         (Curve("env/all/reward/total", "games won"), Curve("env/all/readable", "readable guesses")),
-        title="multiplayer_rl.guess_number, numbers up to 10",
+        seed_settings=("seed", "sampling_seed"),
+        title="multiplayer_rl.guess_number, numbers up to 4",
     ),
     "dpo": Experiment(
         "preference.dpo.train",
         {
             "dataset": "example",
-            "batch_size": 8,
+            "batch_size": 6,
             "max_length": 96,
             "lora_rank": 16,
             "learning_rate": 2e-4,
             "max_steps": 10,
-            "save_every": 0,
+            "save_every": 3,
             "eval_every": 0,
         },
         (Curve("accuracy", "pairs ranked right"), Curve("dpo_loss", "loss", down=True)),
+        seed_settings=("seed",),
         title="preference.dpo, every pair seen once",
     ),
     "chat_sl": Experiment(
@@ -116,6 +119,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "save_every": 0,
         },
         (Curve("test/nll", "held-out loss a token", down=True), Curve("train_mean_nll", "training loss", down=True)),
+        seed_settings=("seed",),
         title="chat_sl, 112 conversations once",
     ),
     "on_policy_distillation": Experiment(
@@ -126,22 +130,23 @@ EXPERIMENTS: dict[str, Experiment] = {
             "teacher_model": "{model}",
             "teacher_checkpoint": "{teacher}",
             "groups_per_batch": 4,
-            "group_size": 4,
+            "group_size": 2,
             "max_tokens": 16,
             "lora_rank": 16,
             "learning_rate": 5e-4,
-            "max_steps": 12,
+            "max_steps": 8,
         },
         (Curve("teacher_kl", "KL to the teacher, a token", down=True),),
         needs="chat_sl",
+        seed_settings=("sampling_seed",),
         title="on-policy distillation from the tuned model",
     ),
     "prompt_distillation": Experiment(
         "prompt_distillation.train",
         {
             "file_path": "{folder}/data.jsonl",
-            "batch_size": 16,
-            "test_size": 16,
+            "batch_size": 8,
+            "test_size": 10,
             "max_length": 96,
             "lora_rank": 16,
             "learning_rate": 1e-3,
@@ -153,8 +158,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         (Curve("test/nll", "held-out loss a token", down=True), Curve("train_mean_nll", "training loss", down=True)),
         before=(
             "prompt_distillation.create_data",
-            {"output_file": "{folder}/data.jsonl", "num_samples": 2, "max_tokens": 12},
+            {"output_file": "{folder}/data.jsonl", "max_tokens": 6, "answer_prefix": "Language:"},
         ),
+        seed_settings=("seed",),
         title="prompt distillation of a language classifier",
     ),
     "sdft": Experiment(
@@ -162,14 +168,29 @@ EXPERIMENTS: dict[str, Experiment] = {
         {
             **_RL,
             "dataset": "example",
-            "groups_per_batch": 8,
+            "groups_per_batch": 6,
             "max_tokens": 16,
             "topk": 20,
+            "skip_first_n_tokens": 0,
             "lora_rank": 16,
             "learning_rate": 3e-4,
             "max_steps": 10,
         },
         (Curve("sdft/forward_kl", "forward KL to the shown answer, a token", down=True),),
+        seed_settings=("seed", "sampling_seed"),
         title="sdft",
     ),
 }
+
+# ``harbor_grpo.py`` runs this one: options of ``run.sh grpo``, and the kind of mini task (a new instance every step).
+HARBOR_KIND = "append"
+HARBOR_OPTIONS: dict[str, Setting] = {
+    "num-steps": 6,
+    "group-size": 8,
+    "rollout-concurrency": 4,
+    "learning-rate": 5e-4,
+    "lora-rank": 16,
+}
+HARBOR_GRPO = Experiment(
+    "grpo", HARBOR_OPTIONS, (Curve("reward", "solved, of 8 rollouts"),), title=f"GRPO, mini Harbor tasks: {HARBOR_KIND}"
+)

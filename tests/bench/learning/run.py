@@ -3,7 +3,8 @@
     python tests/bench/learning/run.py --out FOLDER [--seed 0] [--base-url URL] [--lock FILE] [NAME ...]
 
 Without ``--base-url`` a backend is started (model folder: ``TINKER_TEST_MODEL``, or where a local backend keeps it).
-Every run leaves ``<name>-seed<seed>.json`` in the folder: settings, seconds and curves; ``plot.py`` draws them.
+Every run leaves ``<name>-seed<seed>.json`` in the folder: settings, seconds and curves; ``plot.py`` draws them. The same
+command goes on where an interrupted one stopped.
 """
 
 from __future__ import annotations
@@ -65,6 +66,17 @@ def alone(lock: str | None) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def stopwatch(path: Path) -> Iterator[None]:
+    """Appends the seconds of the block to a file, also where it is interrupted."""
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        with path.open("a") as stream:
+            stream.write(f"{time.monotonic() - start:.1f}\n")
+
+
 def command_of(module: str, settings: dict[str, Setting], marks: dict[str, str]) -> list[str]:
     """Command line of a recipe; marks such as ``{folder}`` are filled in."""
     words = []
@@ -77,9 +89,9 @@ def command_of(module: str, settings: dict[str, Setting], marks: dict[str, str])
 
 
 def run(name: str, experiment: Experiment, out: Path, url: str, seed: int) -> dict[str, Any]:
-    """Runs one experiment and returns its record."""
+    """Runs one experiment, or goes on with an interrupted one from its last checkpoint, and returns its record."""
     folder = out / f"{name}-seed{seed}"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     marks = {"folder": str(folder), "model": MODEL_NAME}
     if experiment.needs is not None:
         checkpoints = out / f"{experiment.needs}-seed{seed}" / "run" / "checkpoints.jsonl"
@@ -92,14 +104,13 @@ def run(name: str, experiment: Experiment, out: Path, url: str, seed: int) -> di
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    start = time.monotonic()
     settings: dict[str, Setting] = {"model_name": MODEL_NAME, **experiment.settings}
-    if experiment.seed_setting is not None:
-        settings[experiment.seed_setting] = seed
-    stages = [experiment.before] if experiment.before is not None else []
+    settings.update(dict.fromkeys(experiment.seed_settings, seed))
+    stages = [experiment.before] if experiment.before is not None and not (folder / "run").exists() else []
     stages = [(module, {"model_name": MODEL_NAME, **values}) for module, values in stages]
-    stages.append((experiment.module, {**settings, "log_path": "{folder}/run"}))
-    with (folder / "output.log").open("wb") as log:
+    more = {"log_path": "{folder}/run", "behavior_if_log_dir_exists": "resume"}
+    stages.append((experiment.module, {**settings, **more}))
+    with (folder / "output.log").open("ab") as log, stopwatch(folder / "seconds.txt"):
         for module, values in stages:
             command = command_of(module, values, marks)
             done = subprocess.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
@@ -114,7 +125,7 @@ def run(name: str, experiment: Experiment, out: Path, url: str, seed: int) -> di
         "seed": seed,
         "module": experiment.module,
         "settings": settings,
-        "seconds": round(time.monotonic() - start, 1),
+        "seconds": round(sum(map(float, (folder / "seconds.txt").read_text().split())), 1),
         "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
         "load": [round(value, 1) for value in os.getloadavg()],
         "curves": curves,
@@ -138,6 +149,9 @@ def main() -> None:
     failed = 0
     with contextlib.nullcontext(arguments.base_url) if arguments.base_url else backend(out) as url:
         for name in arguments.names or EXPERIMENTS:
+            if (out / f"{name}-seed{arguments.seed}.json").exists():
+                print(name, "is there already", flush=True)
+                continue
             with alone(arguments.lock):
                 try:
                     record = run(name, EXPERIMENTS[name], out, url, arguments.seed)
