@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.peers, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.peers, pytest.mark.slow, pytest.mark.timeout(1200)]
 COOKBOOK = Path(__file__).parents[2] / "cookbook"
 OBSERVE = COOKBOOK / "renderer_observations.py"
 
@@ -39,7 +39,7 @@ def answers(cookbook_environment: Path, tmp_path_factory: pytest.TempPathFactory
     }
     for label, (python, environment) in runs.items():
         command = [python, "-W", "ignore", str(OBSERVE), str(COOKBOOK / "data" / "tokenizer"), str(folder / label)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, cwd=folder)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=560, cwd=folder)
         assert done.returncode == 0, done.stderr[-2000:]
     theirs, ours = (json.loads((folder / label).read_text()) for label in runs)
     return theirs, ours
