@@ -132,18 +132,19 @@ class TrainingRunStore:
         """Uncommitted changes of the code."""
         self.storage.write("code.diff", diff.encode())
 
-    def write_metrics(self, metrics: dict[str, Any]) -> None:
-        """Append a row."""
-        self.storage.append(METRICS, (json.dumps(metrics, default=float) + "\n").encode())
+    def write_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Append a row; ``step`` comes first in it."""
+        row = metrics if step is None else {"step": step, **metrics}
+        self.storage.append(METRICS, (json.dumps(row, default=float) + "\n").encode())
 
-    def truncate_metrics(self, step: int) -> int:
-        """Drop rows of ``step`` and later (a resumed run writes them again); the old file stays as
-        ``metrics.jsonl.pre_resume_<step>``. Returns the number of dropped rows."""
+    def truncate_metrics(self, from_step: int) -> int:
+        """Drop rows of ``from_step`` and later (a resumed run writes them again); the old file stays as
+        ``metrics.jsonl.pre_resume_<from_step>``. Returns the number of dropped rows."""
         rows = self.read_metrics()
-        kept = [row for row in rows if row.get("step") is None or row["step"] < step]
+        kept = [row for row in rows if row.get("step") is None or row["step"] < from_step]
         if len(kept) == len(rows):
             return 0
-        self.storage.write(f"{METRICS}.pre_resume_{step}", self.storage.read(METRICS))
+        self.storage.write(f"{METRICS}.pre_resume_{from_step}", self.storage.read(METRICS))
         self.storage.write(METRICS, "".join(json.dumps(row) + "\n" for row in kept).encode())
         return len(rows) - len(kept)
 
@@ -156,9 +157,9 @@ class TrainingRunStore:
         """Append a checkpoint record."""
         self.storage.append(CHECKPOINTS, (json.dumps(record) + "\n").encode())
 
-    def write_rollouts(self, iteration: int, rows: Iterable[dict[str, Any]], base_name: str = "train") -> None:
+    def write_rollouts(self, iteration: int, records: Iterable[dict[str, Any]], base_name: str = "train") -> None:
         """Replace the rollout summaries of an iteration."""
-        text = "".join(json.dumps(row, default=str) + "\n" for row in rows)
+        text = "".join(json.dumps(row, default=str) + "\n" for row in records)
         self.storage.write(f"{_folder(iteration)}/{base_name}_rollout_summaries.jsonl", text.encode())
 
 
