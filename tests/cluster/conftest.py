@@ -92,8 +92,8 @@ def ray_address() -> Iterator[str]:
 
 
 @pytest.fixture
-def open_trainer(ray_address: str) -> Iterator[Callable[..., Any]]:
-    """Starts FSDP2 ranks; they end with the test."""
+def open_trainer() -> Iterator[Callable[..., Any]]:
+    """Starts FSDP2 ranks in a Ray of this test; both end with it."""
     made: list[Any] = []
 
     def open_one(folder: Path, ranks: int = 2, **settings: Any) -> Any:
@@ -104,7 +104,7 @@ def open_trainer(ray_address: str) -> Iterator[Callable[..., Any]]:
         from tinker_backend.runtime.ray.train_rank import RankSettings
 
         role = {"strategy_args": {"strategy_name": "fsdp2_train"}, "device_mapping": list(range(ranks))}
-        cluster_keys = {"address": ray_address, "call_timeout_seconds": 120}
+        cluster_keys = {"cpus": max(2, ranks), "object_store_bytes": 100 * 1024 * 1024, "call_timeout_seconds": 120}
         config = EngineConfig.model_validate(
             {"pretrain": str(folder), "device": "cpu", "actor_train": role, "cluster": cluster_keys}
         )

@@ -109,9 +109,11 @@ class RayCluster:
 
     def close(self) -> None:
         """Ends all actors, and Ray where this process started it."""
-        with contextlib.suppress(Exception):
-            if self._group is not None:
-                remove_placement_group(self._group)
+        # A second time, the group would be looked for in a Ray that was started for nothing but that.
+        group, self._group = self._group, None
+        if group is not None and ray.is_initialized():
+            with contextlib.suppress(Exception):
+                remove_placement_group(group)
         with contextlib.suppress(Exception):
             ray.shutdown()
         if self._own_folder is not None:
