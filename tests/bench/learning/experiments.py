@@ -23,7 +23,8 @@ class Experiment:
     """A recipe with small settings.
 
     ``before``: a further module that makes the data first, with its settings; ``{folder}`` in a setting stands for the
-    folder of the run. ``needs``: an experiment whose final sampler weights replace ``{teacher}``.
+    folder of the run and ``{data}`` for the folder of this file. ``needs``: an experiment whose final sampler weights
+    replace ``{teacher}``, and whose final training state replaces ``{state}``.
     """
 
     module: str
@@ -70,11 +71,30 @@ EXPERIMENTS: dict[str, Experiment] = {
         seed_settings=("sampling_seed",),
         title="preference.shorter",
     ),
+    "guess_form": Experiment(
+        "chat_sl.train",
+        {
+            "dataset": "{data}/guess_form.jsonl",
+            "batch_size": 4,
+            "test_size": 8,
+            "max_length": 256,
+            "lora_rank": 16,
+            "learning_rate": 1e-4,
+            "lr_schedule": "constant",
+            "num_epochs": 1,
+            "eval_every": 2,
+            "save_every": 0,
+        },
+        (Curve("test/nll", "held-out loss a token", down=True),),
+        seed_settings=("seed",),
+        title="chat_sl, 16 games of aimless guesses: the form of an answer",
+    ),
     "guess_number": Experiment(
         "multiplayer_rl.guess_number.train",
         {
             **_RL,
             "renderer_name": "qwen3_instruct",
+            "load_checkpoint_path": "{state}",
             "largest": 4,
             "num_test": 1,
             "batch_size": 2,
@@ -85,8 +105,9 @@ EXPERIMENTS: dict[str, Experiment] = {
             "max_steps": 7,
         },
         (Curve("env/all/reward/total", "games won"), Curve("env/all/readable", "readable guesses")),
+        needs="guess_form",
         seed_settings=("seed", "sampling_seed"),
-        title="multiplayer_rl.guess_number, numbers up to 4",
+        title="multiplayer_rl.guess_number, numbers up to 4, from guess_form",
     ),
     "dpo": Experiment(
         "preference.dpo.train",
@@ -168,12 +189,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         {
             **_RL,
             "dataset": "example",
-            "groups_per_batch": 6,
+            "groups_per_batch": 12,
             "max_tokens": 16,
             "topk": 20,
             "skip_first_n_tokens": 0,
             "lora_rank": 16,
-            "learning_rate": 3e-4,
+            "learning_rate": 1e-3,
             "max_steps": 10,
         },
         (Curve("sdft/forward_kl", "forward KL to the shown answer, a token", down=True),),
@@ -185,10 +206,10 @@ EXPERIMENTS: dict[str, Experiment] = {
 # ``harbor_grpo.py`` runs this one: options of ``run.sh grpo``, and the kind of mini task (a new instance every step).
 HARBOR_KIND = "append"
 HARBOR_OPTIONS: dict[str, Setting] = {
-    "num-steps": 6,
+    "num-steps": 8,
     "group-size": 8,
     "rollout-concurrency": 4,
-    "learning-rate": 5e-4,
+    "learning-rate": 2e-4,
     "lora-rank": 16,
 }
 HARBOR_GRPO = Experiment(

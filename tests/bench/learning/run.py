@@ -92,10 +92,11 @@ def run(name: str, experiment: Experiment, out: Path, url: str, seed: int) -> di
     """Runs one experiment, or goes on with an interrupted one from its last checkpoint, and returns its record."""
     folder = out / f"{name}-seed{seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    marks = {"folder": str(folder), "model": MODEL_NAME}
+    marks = {"folder": str(folder), "model": MODEL_NAME, "data": str(Path(__file__).parent)}
     if experiment.needs is not None:
         checkpoints = out / f"{experiment.needs}-seed{seed}" / "run" / "checkpoints.jsonl"
-        marks["teacher"] = json.loads(checkpoints.read_text().splitlines()[-1])["sampler_path"]
+        final = json.loads(checkpoints.read_text().splitlines()[-1])
+        marks |= {"teacher": final["sampler_path"], "state": final["state_path"]}
     environment = {
         **os.environ,
         "TINKER_BASE_URL": url,
