@@ -213,7 +213,7 @@ def test_the_openapi_document_is_kept(engine_backend: Any, tmp_path: Path) -> No
     command += ["--checks", "not_a_server_error", "--request-timeout", str(DEADLINE), "--seed", "1"]
     command += ["--max-examples", str(max(5, FUZZ.max_examples // 20)), "--exclude-path", "/api/v1/auth/apikey/me"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240 + 2 * FUZZ.max_examples)
-    print("\n".join(line for line in done.stdout.splitlines() if "Test cases:" in line or " tested" in line))
+    print(done.stdout[done.stdout.find("Test cases:") :])
     # The program's own trouble with a schema ends it with an error too; findings are listed as failures.
     assert "Test cases:" in done.stdout and "= FAILURES =" not in done.stdout, done.stdout[-4000:]
     assert "Network Error" not in done.stdout, done.stdout[-4000:]
