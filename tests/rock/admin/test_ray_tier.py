@@ -13,7 +13,6 @@ import pytest
 TESTS = Path(__file__).with_name("test_ray_placement.py")
 
 
-@pytest.mark.ray
 @pytest.mark.namespaces
 @pytest.mark.slow
 def test_sandboxes_are_placed_over_the_nodes_of_a_ray_cluster() -> None:
