@@ -233,7 +233,11 @@ def test_runs_are_listed_with_their_status(tmp_path: Path) -> None:
     ("recipe", "wrong", "said"),
     [
         ("math_rl", "loss_fn=pppo", "loss_fn='pppo' is unknown"),
-        ("math_rl", "env=arithmetik", "env='arithmetik' is unknown; use one of arithmetic, math, gsm8k, polaris, deepmath"),
+        (
+            "math_rl",
+            "env=arithmetik",
+            "env='arithmetik' is unknown; use one of arithmetic, math, gsm8k, polaris, deepmath",
+        ),
         ("guess_number", "group_size=0", "group_size=0 must be at least 1"),
         ("chat_sl", "dataset=none.jsonl", "'none.jsonl' does not exist"),
         ("search_tool", "corpus_path=none.jsonl", "none.jsonl cannot be read"),
