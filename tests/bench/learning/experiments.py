@@ -203,13 +203,14 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
 }
 
-# ``harbor_grpo.py`` runs this one: options of ``run.sh grpo``, and the kind of mini task (a new instance every step).
-HARBOR_KIND = "append"
+# ``harbor_grpo.py`` runs this one: options of ``run.sh grpo``, and the kind and number of mini tasks. Every pass over
+# the tasks takes each once, so that passes can be compared.
+HARBOR_KIND, HARBOR_TASKS = "append", 3
 HARBOR_OPTIONS: dict[str, Setting] = {
-    "num-steps": 8,
+    "num-steps": 9,
     "group-size": 8,
     "rollout-concurrency": 4,
-    "learning-rate": 2e-4,
+    "learning-rate": 4e-4,
     "lora-rank": 16,
 }
 HARBOR_GRPO = Experiment(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from experiments import HARBOR_GRPO, HARBOR_KIND, HARBOR_OPTIONS
+from experiments import HARBOR_GRPO, HARBOR_KIND, HARBOR_OPTIONS, HARBOR_TASKS
 from run import MODEL
 
 QUICK_START = Path(__file__).parents[3] / "examples" / "tinker_quick_start"
@@ -43,7 +43,7 @@ def prepare(task: Path, folder: Path) -> Path:
         (folder / name).symlink_to((task / name).absolute())
     python = str(folder / "control-venv" / "bin" / "python")
     mini, layers = folder / "mini", folder / "assets" / "task-layers"
-    options = ["--kinds", HARBOR_KIND, "--train-per-kind", str(HARBOR_OPTIONS["num-steps"]), "--heldout-per-kind", "0"]
+    options = ["--kinds", HARBOR_KIND, "--train-per-kind", str(HARBOR_TASKS), "--heldout-per-kind", "0"]
     subprocess.run([python, "-m", "rock.harbor.tasks", "mini", "--output", str(mini), *options], check=True)
     subprocess.run(
         [python, "-m", "rock.harbor.tasks", "prebuild", str(mini / "train"), "--store", str(layers)],
@@ -93,7 +93,7 @@ def main() -> None:
         "name": "harbor_grpo",
         "seed": arguments.seed,
         "module": "grpo",
-        "settings": {"kind": HARBOR_KIND, **HARBOR_OPTIONS},
+        "settings": {"kind": HARBOR_KIND, "tasks": HARBOR_TASKS, **HARBOR_OPTIONS},
         "seconds": round(time.monotonic() - start, 1),
         "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
         "load": [round(value, 1) for value in os.getloadavg()],
