@@ -21,7 +21,7 @@ def test_sandboxes_are_placed_over_the_nodes_of_a_ray_cluster() -> None:
     python = os.environ.get("TINKER_TEST_CLUSTER_PYTHON")
     if not python or not Path(python).is_file():
         pytest.skip("TINKER_TEST_CLUSTER_PYTHON names no Python with Ray (tests/cluster/install.sh makes one)")
-    words = [python, "-m", "pytest", str(TESTS), "-q", "-rs", "-p", "no:cacheprovider"]
+    words = [python, "-m", "pytest", str(TESTS), "-rs", "-p", "no:cacheprovider"]
     process = subprocess.Popen(
         words, cwd=TESTS.parents[3], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
