@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tinker_cookbook.eval.benchmarks.grading import extract_python_code
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.recipes.code_rl.env import CodeProblem, passes
-from tinker_cookbook.renderers import Message, get_text_content
+from tinker_cookbook.recipes.code_rl.env import CodeProblem, passes, program_reward
+from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.types import Metrics
 from tinker_cookbook.sandbox import SandboxBackend, SandboxFusionClient
 from tinker_cookbook.tool_use import ToolResult, simple_tool_result, tool
@@ -59,10 +58,6 @@ class DeepcoderReward:
     format_coef: float = 0.1
 
     async def __call__(self, messages: list[Message]) -> tuple[float, Metrics]:
-        answers = [get_text_content(message) for message in messages if message["role"] == "assistant"]
-        program = extract_python_code(answers[-1]) if answers else None
-        correct = 0.0
-        if program is not None:
-            correct = float((await passes(self.tool.runner, program, self.task.as_problem(), self.tool.timeout))[0])
-        format_ok = float(program is not None)
-        return correct + self.format_coef * (format_ok - 1), {"correct": correct, "format": format_ok}
+        return await program_reward(
+            messages, self.tool.runner, self.task.as_problem(), self.format_coef, self.tool.timeout
+        )

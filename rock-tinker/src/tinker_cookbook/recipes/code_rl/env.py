@@ -67,6 +67,23 @@ async def passes(runner: CodeRunner, program: str, problem: CodeProblem, seconds
     ).strip()
 
 
+async def program_reward(
+    messages: list[Message],
+    runner: CodeRunner,
+    problem: CodeProblem,
+    format_coef: float = FORMAT_COEF,
+    seconds_per_test: int = 6,
+) -> tuple[float, Metrics]:
+    """``correct + format_coef * (format − 1)``: the last answer's last code block against the tests."""
+    answers = [get_text_content(message) for message in messages if message["role"] == "assistant"]
+    program = extract_python_code(answers[-1]) if answers else None
+    correct = 0.0
+    if program is not None:
+        correct = float((await passes(runner, program, problem, seconds_per_test))[0])
+    format_ok = float(program is not None)
+    return correct + format_coef * (format_ok - 1), {"correct": correct, "format": format_ok}
+
+
 class CheckTool:
     """The tool ``check_solution``."""
 
@@ -95,13 +112,7 @@ class CodeGroupBuilder(EnvGroupBuilder):
     context_overflow_reward: float = 0.0
 
     async def _reward(self, messages: list[Message]) -> tuple[float, Metrics]:
-        answers = [get_text_content(message) for message in messages if message["role"] == "assistant"]
-        program = extract_python_code(answers[-1]) if answers else None
-        correct = 0.0
-        if program is not None:
-            correct = float((await passes(self.runner, program, self.problem))[0])
-        format_ok = float(program is not None)
-        return correct + self.format_coef * (format_ok - 1), {"correct": correct, "format": format_ok}
+        return await program_reward(messages, self.runner, self.problem, self.format_coef)
 
     async def make_envs(self) -> Sequence[Env]:
         check = CheckTool(self.runner, self.problem).check_solution
