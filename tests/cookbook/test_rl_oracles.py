@@ -90,7 +90,7 @@ def test_provenance_tiles_every_position(seed: int) -> None:
 def test_masked_turns_carry_no_loss() -> None:
     trajectory = random_trajectory(np.random.default_rng(1))
     for turn in trajectory.transitions:
-        turn.metrics[data_processing.MASKED_TURN] = 1
+        turn.metrics[data_processing.PARSE_ERROR_MASKED_METRIC_KEY] = 1
     for datum in data_processing.trajectory_to_data(trajectory, 1.0):
         assert not datum.loss_fn_inputs["advantages"].to_numpy().any()
         assert not datum.loss_fn_inputs["mask"].to_numpy().any()

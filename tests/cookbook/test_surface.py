@@ -187,7 +187,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "kl_discount_factor": 0.0,
         "kl_reference_config": None,
         "loss_fn_config": None,
-        "rollout_error_tolerance": False,
+        "rollout_error_tolerance": None,
         "async_config": None,
         "stream_minibatch_config": None,
         "adam_beta1": 0.9,
@@ -252,4 +252,6 @@ def test_the_parameters_of_the_library_have_their_documented_defaults() -> None:
         and chosen.parse_errors.max_consecutive == 2
         and chosen.tool_execution == "sequential"
     )
-    assert chosen.termination == TerminationRewardPolicy(zero_reward_on_limit=True, grader_timeout_seconds=900.0)
+    assert chosen.termination == TerminationRewardPolicy(
+        zero_reward_on_limit=True, skip_grading_on_timeout=True, grader_timeout_seconds=900
+    )

@@ -69,7 +69,9 @@ class Scripted(TokenCompleter):
         self.tokenizer, self.stop, self.texts = tokenizer, stop, list(texts)
         self.prompts: list[list[int]] = []
 
-    async def __call__(self, model_input: Any, stop: StopCondition) -> TokensWithLogprobs:
+    async def __call__(
+        self, model_input: Any, stop: StopCondition, *, max_tokens: int | None = None
+    ) -> TokensWithLogprobs:
         self.prompts.append(model_input.to_ints())
         tokens = [*self.tokenizer.encode(self.texts.pop(0), add_special_tokens=False), self.stop]
         return TokensWithLogprobs(tokens, [-1.0] * len(tokens))
@@ -93,7 +95,7 @@ async def episode(tokenizer: Any, texts: list[str], **options: Any) -> tuple[Any
 async def test_an_agent_calls_tools_until_it_answers(universal_tokenizer: Any) -> None:
     trajectory, policy = await episode(universal_tokenizer, [CALL, "It is 5."])
     assert [t.reward for t in trajectory.transitions] == [0.0, 1.0]
-    assert trajectory.stop_reason is None
+    assert trajectory.stop_reason is StopReason.COMPLETED
     assert "<tool_response>\n5\n</tool_response>" in universal_tokenizer.decode(policy.prompts[1])
     first = trajectory.transitions[0]
     assert policy.prompts[1][: len(policy.prompts[0]) + len(first.ac.tokens)] == policy.prompts[0] + first.ac.tokens
@@ -102,7 +104,7 @@ async def test_an_agent_calls_tools_until_it_answers(universal_tokenizer: Any) -
 async def test_unreadable_calls_may_be_tried_again_and_limits_end_the_episode(universal_tokenizer: Any) -> None:
     broken = "<tool_call>\n{\n</tool_call>"
     trajectory, policy = await episode(universal_tokenizer, [broken, CALL, "5"], rollout_config=agentic())
-    assert trajectory.stop_reason is None and trajectory.transitions[0].metrics["parse_error"] == 1
+    assert trajectory.stop_reason is StopReason.COMPLETED and trajectory.transitions[0].metrics["parse_error"] == 1
     assert "could not be read" in universal_tokenizer.decode(policy.prompts[1])
     stuck, _ = await episode(universal_tokenizer, [broken] * 5, rollout_config=agentic())
     assert stuck.stop_reason is StopReason.PARSE_ERROR and len(stuck.transitions) == 3

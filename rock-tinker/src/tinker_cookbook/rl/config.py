@@ -12,6 +12,7 @@ from tinker_cookbook.eval.evaluators import SamplingClientEvaluatorBuilder
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.advantages import AdvantageEstimator
 from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
+from tinker_cookbook.rl.rollout_presets import default_rollout_config_for_model, default_rollout_strategy_for_model
 from tinker_cookbook.rl.rollout_strategy import RolloutStrategy, rollout_strategy_from_config
 from tinker_cookbook.rl.types import RLDatasetBuilder
 
@@ -92,7 +93,7 @@ class Config:
     temperature: float = 1.0
     compute_post_kl: bool = False
     remove_constant_reward_groups: bool = False
-    rollout_error_tolerance: bool | RolloutStrategy | None = False
+    rollout_error_tolerance: bool | RolloutStrategy | None = None
     termination: TerminationRewardPolicy | None = None
     enable_trace: bool = False
     span_chart_every: int = 0
@@ -132,20 +133,21 @@ class Config:
 
     def training_loss_fn(self) -> LossFnType:
         """The loss of the mode in use."""
-        if self.async_config is not None and self.loss_fn == "importance_sampling":
-            return self.async_config.loss_fn
-        return self.loss_fn
+        return self.loss_fn if self.async_config is None else self.async_config.loss_fn
 
     def records_stability_info(self) -> bool:
         """Whether sampling must record what ``stable_reinforce`` needs."""
         return self.training_loss_fn() == "stable_reinforce"
 
     def effective_termination(self) -> TerminationRewardPolicy | None:
-        """Policy for episodes that hit a limit; None: what the environments bring along."""
-        return self.termination
+        """Policy for episodes that hit a limit: the one given, else that of the model's preset; None: what the
+        environments bring along."""
+        return self.termination or default_rollout_config_for_model(self.model_name).termination
 
     def effective_rollout_strategy(self) -> RolloutStrategy:
-        """Strategy for failed rollouts."""
+        """Strategy for failed rollouts: the one given, else that of the model's preset."""
+        if self.rollout_error_tolerance is None:
+            return default_rollout_strategy_for_model(self.model_name)
         return rollout_strategy_from_config(self.rollout_error_tolerance)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 import tinker
-from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup
+from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Trajectory, TrajectoryGroup
 from tinker_cookbook.utils.misc_utils import all_same
 
 if TYPE_CHECKING:
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # A token, or a chunk of another kind as a whole.
+FlatObElem: TypeAlias = "int | tinker.ModelInputChunk"
+FlatOb: TypeAlias = list[FlatObElem]
 Element: TypeAlias = Any
-# Metric by which an environment marks a turn whose tokens must not be trained (unparsable action).
-MASKED_TURN = "masked_turn"
+ProvenanceSpan: TypeAlias = tinker.PromptProvenanceSpan | tinker.SampledProvenanceSpan
 
 
 def compute_advantages(trajectory_groups_P: list[TrajectoryGroup]) -> list[torch.Tensor]:
@@ -177,7 +178,7 @@ def trajectory_to_data(
                 data.append(open_datum.close(provenance))
             open_datum = _OpenDatum()
         open_datum.observe(observation[len(open_datum.elements) :])
-        trained = not turn.metrics.get(MASKED_TURN)
+        trained = not turn.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY)
         open_datum.act(list(turn.ac.tokens), list(turn.ac.logprobs), advantage, trained, turn.ac.sequence_id)
     if open_datum is not None:
         data.append(open_datum.close(provenance))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 import tinker
 from tinker_cookbook.completers import StopCondition
-from tinker_cookbook.renderers import Message, Renderer, classify_parse_failure
-from tinker_cookbook.rl.data_processing import MASKED_TURN
-from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
+from tinker_cookbook.renderers import Message, ParseFailureKind, Renderer, classify_parse_failure
+from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.rl.types import (
+    PARSE_ERROR_MASKED_METRIC_KEY,
+    STOP_METRIC_PREFIX,
     Action,
     ActionExtra,
     Env,
@@ -23,6 +25,8 @@ from tinker_cookbook.rl.types import (
 )
 from tinker_cookbook.utils import logtree
 from tinker_cookbook.utils.logtree_formatters import ConversationFormatter
+
+PARSE_FAILURE_DETAIL_MAX_CHARS = 16384
 
 
 @dataclass
@@ -48,16 +52,19 @@ class MessageEnv(ABC):
     async def step(self, message: Message) -> MessageStepResult:
         """Take the message of the model."""
 
-    async def observe_truncated_response(self, message: Message) -> None:
-        """Told of a response that was cut off and ends the episode."""
+    async def observe_truncated_response(self, message: Message) -> list[Message] | None:
+        """Told of a response that was cut off for its length. Returns the conversation to go on with; None ends the episode.
+
+        Only asked where ``terminate_on_length`` is off.
+        """
         return None
 
-    async def add_messages(self, messages: list[Message]) -> list[Message]:
+    async def add_messages(self, messages: list[Message]) -> list[Message] | None:
         """Append messages that did not come from the model; returns the conversation.
 
-        Needed only where unreadable actions may be tried again.
+        Needed only where unreadable actions may be tried again or hooks add messages; None: not supported.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not take added messages")
+        return None
 
 
 class EnvFromMessageEnv(Env):
@@ -67,7 +74,10 @@ class EnvFromMessageEnv(Env):
         failed_parse_reward: reward of an action that cannot be read.
         terminate_on_parse_error: whether such an action ends the episode (else the environment sees its text).
         max_trajectory_tokens: longest next prompt; a longer one ends the episode with ``context_overflow_reward``
-            added. ``max_generation_tokens`` of it are kept free for the answer.
+            as the reward of the turn. ``max_generation_tokens`` of it are kept free for the answer.
+        terminate_on_length: whether an answer that was cut off for its length ends the episode, with that reward too.
+        parse_error_policy: lets the model try again; wins over ``terminate_on_parse_error``.
+        rollout_limits: limits that the rollout of this environment observes, unless it is given others.
     """
 
     def __init__(
@@ -81,82 +91,122 @@ class EnvFromMessageEnv(Env):
         context_overflow_reward: float = -0.1,
         terminate_on_length: bool = True,
         parse_error_policy: ParseErrorPolicy | None = None,
+        rollout_limits: RolloutLimits | None = None,
     ) -> None:
         self.renderer = renderer
         self.message_env = message_env
         self.failed_parse_reward = failed_parse_reward
         self.terminate_on_parse_error = terminate_on_parse_error
+        self.max_trajectory_tokens, self.max_generation_tokens = max_trajectory_tokens, max_generation_tokens
         self.context_overflow_reward = context_overflow_reward
         self.terminate_on_length = terminate_on_length
         self.parse_error_policy = parse_error_policy
-        self._budget = None if max_trajectory_tokens is None else max_trajectory_tokens - (max_generation_tokens or 0)
+        self.rollout_limits = rollout_limits
         self._errors_in_a_row = 0
         self._stop: StopCondition = renderer.get_stop_sequences()
 
     def set_parse_error_policy(self, policy: ParseErrorPolicy) -> None:
-        """Use another policy for unreadable actions."""
+        """Use another policy for unreadable actions, also those of which only a tool call is unreadable."""
         self.parse_error_policy = policy
+        setter = getattr(self.message_env, "set_parse_error_policy", None)
+        if setter is not None:
+            setter(policy)
 
-    def set_max_tool_calls(self, max_tool_calls: int | None) -> None:
+    def set_max_tool_calls(self, max_tool_calls: int) -> None:
         """Hand the limit to the message environment, if it counts tool calls."""
         setter = getattr(self.message_env, "set_max_tool_calls", None)
         if setter is not None:
             setter(max_tool_calls)
 
-    async def inject_messages(self, messages: list[Message]) -> Observation:
-        """Append messages from outside; returns the next prompt."""
-        return self.renderer.build_generation_prompt(await self.message_env.add_messages(messages))
+    async def inject_messages(self, messages: list[Message]) -> tuple[Observation, StopCondition]:
+        """Append messages from outside; returns the next prompt and its stop condition."""
+        return await self._render(await self._added(messages)), self._stop
+
+    async def _added(self, messages: list[Message]) -> list[Message]:
+        conversation = await self.message_env.add_messages(messages)
+        if conversation is None:
+            raise NotImplementedError(f"{type(self.message_env).__name__} does not take added messages (add_messages)")
+        return conversation
+
+    async def _render(self, messages: list[Message]) -> Observation:
+        # Other episodes go on meanwhile.
+        return await asyncio.to_thread(self.renderer.build_generation_prompt, messages)
+
+    def _too_long(self, length: int) -> bool:
+        budget = self.max_trajectory_tokens
+        return budget is not None and length + (self.max_generation_tokens or 0) > budget
 
     async def initial_observation(self) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
-        prompt = self.renderer.build_generation_prompt(await self.message_env.initial_observation())
-        if self._budget is not None and prompt.length > self._budget:
-            return InitialObservationOverflow(
-                reward=self.context_overflow_reward, metrics={f"stop/{StopReason.CONTEXT_OVERFLOW.value}": 1}
-            )
-        return prompt, self._stop
+        prompt = await self._render(await self.message_env.initial_observation())
+        if not self._too_long(prompt.length):
+            return prompt, self._stop
+        text = (
+            f"the first prompt has {prompt.length} tokens; with max_generation_tokens={self.max_generation_tokens or 0} "
+            f"it exceeds max_trajectory_tokens={self.max_trajectory_tokens}"
+        )
+        return InitialObservationOverflow(
+            reward=self.context_overflow_reward,
+            metrics=_marked({"max_tokens_reached": 1.0}, StopReason.MAX_TOKENS),
+            logs={"initial_observation_overflow": text},
+        )
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         message, termination = self.renderer.parse_response(action)
+        if (extra or {}).get("stop_reason") == "length":
+            return await self._cut_off(message)
         failure = classify_parse_failure(message, termination)
-        cut_off = (extra or {}).get("stop_reason") == "length"
-        if failure is not None:
-            if cut_off and self.terminate_on_length:
-                await self.message_env.observe_truncated_response(message)
-                return self._ended(self.failed_parse_reward, StopReason.MAX_TOKENS, {"parse_error": 1})
+        if failure is not None and failure[0] is ParseFailureKind.STRUCTURAL:
             handled = await self._unreadable(message, failure[1])
             if handled is not None:
                 return handled
         self._errors_in_a_row = 0
         result = await self.message_env.step(message)
         logtree.log_formatter(ConversationFormatter([message]))
-        if result.episode_done:
-            ended = self._ended(result.reward, None, result.metrics)
-            ended.logs = result.logs
-            return ended
-        return self._continued(result)
+        return await self._continued(result)
 
-    async def _unreadable(self, message: Message, error: str) -> StepResult | None:
+    async def _cut_off(self, message: Message) -> StepResult:
+        conversation = None if self.terminate_on_length else await self.message_env.observe_truncated_response(message)
+        if conversation is not None:
+            return await self._continued(MessageStepResult(0.0, False, conversation))
+        metrics = _marked({"max_tokens_reached": 1.0}, StopReason.MAX_TOKENS)
+        return self._ended(self.context_overflow_reward, metrics, {})
+
+    async def _unreadable(self, message: Message, details: str) -> StepResult | None:
         policy = self.parse_error_policy
-        if policy is not None:
-            self._errors_in_a_row += 1
-            metrics: Metrics = {"parse_error": 1, **({MASKED_TURN: 1} if policy.mask_error_turns else {})}
-            if self._errors_in_a_row > policy.max_consecutive:
-                return self._ended(policy.terminal_reward, StopReason.PARSE_ERROR, metrics)
-            note = Message(role="user", content=policy.retry_message_template.format(error=error, details=error))
-            messages = await self.message_env.add_messages([message, note])
-            return self._continued(MessageStepResult(-policy.penalty_per_error, False, messages, metrics))
-        if self.terminate_on_parse_error:
-            return self._ended(self.failed_parse_reward, StopReason.PARSE_ERROR, {"parse_error": 1})
-        return None
+        if policy is None:
+            if not self.terminate_on_parse_error:
+                return None
+            return self._ended(self.failed_parse_reward, _marked({"parse_error": 1.0}, StopReason.PARSE_ERROR), {})
+        self._errors_in_a_row += 1
+        metrics, logs = parse_error_records(policy, ParseFailureKind.STRUCTURAL, details)
+        if self._errors_in_a_row > policy.max_consecutive:
+            return self._ended(policy.terminal_reward, _marked(metrics, StopReason.PARSE_ERROR), logs)
+        note = Message(role="user", content=policy.retry_message(details))
+        conversation = await self._added([message, note])
+        return await self._continued(MessageStepResult(-policy.penalty_per_error, False, conversation, metrics, logs))
 
-    def _continued(self, result: MessageStepResult) -> StepResult:
-        prompt = self.renderer.build_generation_prompt(result.next_messages)
-        if self._budget is not None and prompt.length > self._budget:
-            reward = result.reward + self.context_overflow_reward
-            return self._ended(reward, StopReason.CONTEXT_OVERFLOW, result.metrics)
+    async def _continued(self, result: MessageStepResult) -> StepResult:
+        prompt = await self._render(result.next_messages)
+        if not result.episode_done and self._too_long(prompt.length):
+            metrics = _marked({**result.metrics, "context_overflow": 1.0}, StopReason.CONTEXT_OVERFLOW)
+            return self._ended(self.context_overflow_reward, metrics, result.logs)
         stop = result.next_stop_condition if result.next_stop_condition is not None else self._stop
-        return StepResult(result.reward, False, prompt, stop, result.metrics, result.logs)
+        return StepResult(result.reward, result.episode_done, prompt, stop, result.metrics, result.logs)
 
-    def _ended(self, reward: float, reason: StopReason | None, metrics: Metrics) -> StepResult:
-        marked = {**metrics, **({f"stop/{reason.value}": 1} if reason is not None else {})}
-        return StepResult(reward, True, tinker.ModelInput.empty(), self._stop, marked)
+    def _ended(self, reward: float, metrics: Metrics, logs: Logs) -> StepResult:
+        return StepResult(reward, True, tinker.ModelInput.empty(), self._stop, metrics, logs)
+
+
+def _marked(metrics: Metrics, reason: StopReason) -> Metrics:
+    return {**metrics, f"{STOP_METRIC_PREFIX}{reason}": 1.0}
+
+
+def parse_error_records(policy: ParseErrorPolicy, kind: ParseFailureKind, details: str) -> tuple[Metrics, Logs]:
+    """Metrics and logs of an action that could not be read."""
+    metrics: Metrics = {"parse_error": 1.0}
+    if policy.mask_error_turns:
+        metrics[PARSE_ERROR_MASKED_METRIC_KEY] = 1.0
+    return metrics, {
+        "parse_failure_kind": str(kind.value),
+        "parse_failure_detail": details[:PARSE_FAILURE_DETAIL_MAX_CHARS],
+    }

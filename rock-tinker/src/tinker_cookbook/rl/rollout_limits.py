@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import chz
 
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.types import StopReason
 
 DEFAULT_LIMIT_STOP_REASONS = (
@@ -13,7 +14,7 @@ DEFAULT_LIMIT_STOP_REASONS = (
     StopReason.MAX_TOOL_CALLS,
     StopReason.ROLLOUT_TIMEOUT,
 )
-DEFAULT_RETRY_MESSAGE_TEMPLATE = "Your last message could not be read: {error}. Answer again in the right format."
+DEFAULT_RETRY_MESSAGE_TEMPLATE = "Your last message could not be read: {details}. Answer again in the right format."
 
 
 @chz.chz
@@ -28,13 +29,19 @@ class RolloutLimits:
     rollout_timeout_seconds: float | None = None
     sampling_turn_timeout_seconds: float | None = None
 
+    @chz.validate
+    def _check(self) -> None:
+        for name, value in chz.asdict(self).items():
+            if value is not None and value <= 0:
+                raise ConfigurationError(f"{name}={value} must be greater than 0; None switches the limit off")
+
 
 @chz.chz
 class ParseErrorPolicy:
     """What happens with an action that cannot be read.
 
-    Up to ``max_consecutive`` in a row the model is told (``retry_message_template``, where ``{error}`` or ``{details}`` says what was wrong) and may try
-    again, each costing ``penalty_per_error``; one more ends the episode with ``terminal_reward``.
+    Up to ``max_consecutive`` in a row the model is told (``retry_message_template``, where ``{details}`` says what was
+    wrong) and may try again, each costing ``penalty_per_error``; one more ends the episode with ``terminal_reward``.
     ``mask_error_turns``: such turns are not trained.
     """
 
@@ -44,13 +51,25 @@ class ParseErrorPolicy:
     terminal_reward: float = 0.0
     mask_error_turns: bool = False
 
+    @chz.validate
+    def _check(self) -> None:
+        if self.max_consecutive < 0 or self.penalty_per_error < 0:
+            raise ConfigurationError("max_consecutive and penalty_per_error must not be negative")
+        if "{details}" not in self.retry_message_template:
+            raise ConfigurationError(f"retry_message_template={self.retry_message_template!r} must contain {{details}}")
+
+    def retry_message(self, details: str) -> str:
+        """What the model is told. Other braces of the template stay as they are."""
+        return self.retry_message_template.replace("{details}", details)
+
 
 @chz.chz
 class TerminationRewardPolicy:
     """What the reward of an episode that hit a limit is.
 
     ``zero_reward_on_limit``: its total is at most 0. ``limit_stop_reasons``: which endings count as limits.
-    ``skip_grading_on_timeout``: a timed-out episode gets no group reward. ``grader_timeout_seconds``: deadline of
+    ``skip_grading_on_timeout``: a group of which every episode timed out is not graded; its group rewards are 0. Needs
+    ``zero_reward_on_limit`` and the timeout among the limits. ``grader_timeout_seconds``: deadline of
     the group reward. ``pass_all_messages_to_grader``: message environments hand the grader all messages, not only
     those after the prompt.
     """
@@ -60,3 +79,8 @@ class TerminationRewardPolicy:
     skip_grading_on_timeout: bool = False
     grader_timeout_seconds: float | None = None
     pass_all_messages_to_grader: bool = False
+
+    @chz.validate
+    def _check(self) -> None:
+        if self.grader_timeout_seconds is not None and self.grader_timeout_seconds <= 0:
+            raise ConfigurationError(f"grader_timeout_seconds={self.grader_timeout_seconds} must be greater than 0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class RolloutSummaryGroup:
     """A group with its tags and the step of the sampler that played it."""
 
     trajectory_group: TrajectoryGroup
-    tags: list[str] = field(default_factory=list)
+    tags: list[str]
     sampling_client_step: int | None = None
 
 
@@ -65,7 +65,7 @@ def serialize_rollout_summaries_from_groups(
                     "total_reward": totals[traj_idx],
                     "final_reward": group.final_rewards_G[traj_idx],
                     "trajectory_metrics": group.metrics_G[traj_idx],
-                    "stop_reason": trajectory.stop_reason.value if trajectory.stop_reason else None,
+                    "stop_reason": str(trajectory.stop_reason) if trajectory.stop_reason else None,
                     "steps": steps,
                     "final_ob_len": trajectory.final_ob.length,
                 }

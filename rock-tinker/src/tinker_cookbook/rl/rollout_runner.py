@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import tinker
-from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs, seed_scope, seeded
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
-from tinker_cookbook.rl.rollout_presets import RolloutConfig
 from tinker_cookbook.rl.types import (
     STOP_METRIC_PREFIX,
     ActionExtra,
     Env,
+    EnvGroupBuilder,
     InitialObservationOverflow,
+    Metrics,
+    Observation,
     StepResult,
     StopReason,
     Trajectory,
@@ -24,8 +29,32 @@ from tinker_cookbook.rl.types import (
 )
 from tinker_cookbook.utils import trace
 
+if TYPE_CHECKING:
+    from tinker_cookbook.rl.rollout_presets import RolloutConfig
 
-class SamplingTurnTimeoutError(TimeoutError):
+TRUNCATION_METRIC_KEY = "num_truncations_max_turn_tokens"
+"""Metric of the last turn: how many turns before the end were cut off for their length."""
+
+__all__ = [
+    "STOP_METRIC_PREFIX",
+    "TRUNCATION_METRIC_KEY",
+    "Metrics",
+    "RolloutHooks",
+    "RolloutState",
+    "SamplingTurnTimeoutError",
+    "StopCondition",
+    "SupportsMessageInjection",
+    "SupportsParseErrorPolicy",
+    "SupportsToolCallLimit",
+    "env_step",
+    "play_in_group",
+    "policy_sample",
+    "run_rollout",
+    "stop_reason_from_metrics",
+]
+
+
+class SamplingTurnTimeoutError(Exception):
     """One sample took longer than ``sampling_turn_timeout_seconds``."""
 
 
@@ -33,8 +62,17 @@ class SamplingTurnTimeoutError(TimeoutError):
 class SupportsToolCallLimit(Protocol):
     """An environment that counts tool calls itself."""
 
-    def set_max_tool_calls(self, max_tool_calls: int | None) -> None:
+    def set_max_tool_calls(self, max_tool_calls: int) -> None:
         """Take the limit."""
+        ...
+
+
+@runtime_checkable
+class SupportsMessageInjection(Protocol):
+    """An environment whose conversation takes messages from outside."""
+
+    async def inject_messages(self, messages: list[Message]) -> tuple[Observation, StopCondition]:
+        """Append the messages; returns the next prompt and its stop condition."""
         ...
 
 
@@ -51,27 +89,38 @@ class SupportsParseErrorPolicy(Protocol):
 class RolloutState:
     """Where an episode stands."""
 
-    turn_index: int = 0
-    observation_tokens: int = 0
-    sampled_tokens: int = 0
-    num_length_truncations: int = 0
-    elapsed_seconds: float = 0.0
-    transitions: list[Transition] = field(default_factory=list)
+    turn_index: int
+    observation_tokens: int
+    sampled_tokens: int
+    num_length_truncations: int
+    elapsed_seconds: float
+    transitions: list[Transition]
 
 
 class RolloutHooks(Protocol):
-    """Called while an episode is played. All methods are optional for the caller to use."""
+    """Called while an episode is played."""
 
-    async def on_turn_begin(self, state: RolloutState) -> None:
-        """Before each sample."""
+    async def on_turn_begin(self, state: RolloutState) -> list[Message] | None:
+        """Before each turn. Messages that are returned are appended to the conversation first."""
         ...
 
-    async def on_stop_reason(self, reason: StopReason, state: RolloutState) -> None:
-        """When the episode has ended for a reason that has a name."""
+    async def on_stop_reason(self, reason: str, state: RolloutState) -> str | None:
+        """When the episode is about to end for a reason that has a name. Returns the reason to end with; None goes on.
+
+        Not called after a timeout, nor where the first prompt is too long.
+        """
+        ...
+
+    async def on_grade(self, state: RolloutState) -> None:
+        """When the environment has ended the episode itself, and has so graded it."""
+        ...
+
+    async def on_artifacts(self, state: RolloutState) -> None:
+        """At the end of every episode."""
         ...
 
 
-def stop_reason_from_metrics(metrics: Mapping[str, float]) -> StopReason | None:
+def stop_reason_from_metrics(metrics: Mapping[str, float]) -> str | None:
     """The reason that an environment reported as ``stop/<reason>``."""
     for reason in StopReason:
         if metrics.get(f"stop/{reason.value}"):
@@ -112,71 +161,116 @@ async def run_rollout(
 ) -> Trajectory:
     """Play an episode to its end or to a limit.
 
+    Limits are those given, else those of ``config``, else those that the environment brings along (``env.rollout_limits``).
     The trajectory's stop reason is None where the environment ended the episode without giving one; else the last transition
     carries the metric ``stop/<reason>``. Token limits also cap each answer. A first observation that leaves no room ends the
     episode with one empty turn.
     """
-    limits = limits or (config.limits if config else RolloutLimits())
     parse_errors = parse_errors or (config.parse_errors if config else None)
-    if limits.max_tool_calls is not None and isinstance(env, SupportsToolCallLimit):
-        env.set_max_tool_calls(limits.max_tool_calls)
+    given = limits or (config.limits if config else None)
+    if given is not None and given.max_tool_calls is not None and isinstance(env, SupportsToolCallLimit):
+        env.set_max_tool_calls(given.max_tool_calls)
+    limits = given or getattr(env, "rollout_limits", None) or RolloutLimits()
     if parse_errors is not None and isinstance(env, SupportsParseErrorPolicy):
         env.set_parse_error_policy(parse_errors)
-    state = RolloutState()
-    final_ob = [tinker.ModelInput.empty()]
-    started = time.monotonic()
-    try:
-        async with asyncio.timeout(limits.rollout_timeout_seconds):
-            reason = await _play(policy, env, limits, hooks, state, final_ob, started)
-    except SamplingTurnTimeoutError:
-        raise
-    except TimeoutError:
-        if limits.rollout_timeout_seconds is None or not state.transitions:
-            raise
-        reason = StopReason.ROLLOUT_TIMEOUT
-    if state.transitions:
-        last = state.transitions[-1]
+    return await _Episode(policy, env, limits, hooks).play()
+
+
+async def play_in_group(builder: EnvGroupBuilder, policy: TokenCompleter, env: Env, index: int) -> Trajectory:
+    """Play the episode with this number in its group, within the limits that its environment, else its builder, brings along."""
+    config: RolloutConfig | None = getattr(env, "rollout_config", None) or getattr(builder, "rollout_config", None)
+    # Each episode is a task of its own, so the scope does not leak into its siblings.
+    with seed_scope(index) if seeded() else contextlib.nullcontext():
+        return await run_rollout(policy, env, config=config)
+
+
+class _Episode:
+    """State of an episode that is being played."""
+
+    def __init__(self, policy: TokenCompleter, env: Env, limits: RolloutLimits, hooks: RolloutHooks | None) -> None:
+        self.policy, self.env, self.limits, self.hooks = policy, env, limits, hooks
+        self.state = RolloutState(0, 0, 0, 0, 0.0, [])
+        self.final_ob = tinker.ModelInput.empty()
+        self.ended_by_env = False
+        self.started = time.monotonic()
+
+    async def play(self) -> Trajectory:
+        """Play to the end."""
+        try:
+            async with asyncio.timeout(self.limits.rollout_timeout_seconds):
+                reason = await self._turns()
+        except TimeoutError:
+            if self.limits.rollout_timeout_seconds is None:
+                raise
+            reason = StopReason.ROLLOUT_TIMEOUT
+        turns = self.state.transitions
+        if not turns:
+            empty = TokensWithLogprobs(tokens=[], maybe_logprobs=[])
+            turns.append(Transition(tinker.ModelInput.empty(), empty, 0.0, True))
+        last = turns[-1]
         last.episode_done = True
         if reason is not None:
-            last.metrics = {**last.metrics, f"{STOP_METRIC_PREFIX}{reason.value}": 1.0}
-    if hooks is not None and reason is not None:
-        await hooks.on_stop_reason(reason, state)
-    return Trajectory(transitions=state.transitions, final_ob=final_ob[0], stop_reason=reason)
+            last.metrics = {**last.metrics, f"{STOP_METRIC_PREFIX}{reason}": 1.0}
+        if self.state.num_length_truncations:
+            last.metrics = {**last.metrics, TRUNCATION_METRIC_KEY: float(self.state.num_length_truncations)}
+        if self.hooks is not None:
+            if self.ended_by_env:
+                await self.hooks.on_grade(self.state)
+            await self.hooks.on_artifacts(self.state)
+        return Trajectory(transitions=turns, final_ob=self.final_ob, stop_reason=reason)
 
+    async def _turns(self) -> str | None:
+        first = await self.env.initial_observation()
+        if isinstance(first, InitialObservationOverflow):
+            empty = TokensWithLogprobs(tokens=[], maybe_logprobs=[])
+            self.state.transitions.append(
+                Transition(tinker.ModelInput.empty(), empty, first.reward, True, first.metrics, first.logs)
+            )
+            return stop_reason_from_metrics(first.metrics)
+        observation, stop = first
+        while True:
+            observation, stop = await self._begin_turn(observation, stop)
+            room, limit = _room(self.limits, self.state)
+            if limit is not None and room is not None and room <= 1:
+                reason = await self._confirmed(limit)
+                if reason is not None:
+                    return reason
+                room = None
+            observation, stop, done = await self._turn(observation, stop, room)
+            reason = None
+            if done:
+                reason = stop_reason_from_metrics(self.state.transitions[-1].metrics)
+            elif self.limits.max_turns is not None and self.state.turn_index >= self.limits.max_turns:
+                reason = StopReason.MAX_TURNS
+            confirmed = await self._confirmed(reason) if reason is not None else None
+            self.ended_by_env = done and (reason is None or confirmed is not None)
+            if confirmed is not None or self.ended_by_env:
+                return confirmed
 
-async def _play(
-    policy: TokenCompleter,
-    env: Env,
-    limits: RolloutLimits,
-    hooks: RolloutHooks | None,
-    state: RolloutState,
-    final_ob: list[tinker.ModelInput],
-    started: float,
-) -> StopReason | None:
-    first = await env.initial_observation()
-    if isinstance(first, InitialObservationOverflow):
-        empty = TokensWithLogprobs(tokens=[], maybe_logprobs=[])
-        state.transitions.append(
-            Transition(tinker.ModelInput.empty(), empty, first.reward, True, first.metrics, first.logs)
-        )
-        return stop_reason_from_metrics(first.metrics)
-    observation, stop = first
-    while True:
-        final_ob[0] = observation
-        state.observation_tokens = observation.length
-        state.elapsed_seconds = time.monotonic() - started
-        room, limit = _room(limits, state)
-        if limit is not None and room is not None and room <= 1:
-            if not state.transitions:
-                empty = TokensWithLogprobs(tokens=[], maybe_logprobs=[])
-                state.transitions.append(Transition(tinker.ModelInput.empty(), empty, 0.0, True))
-            return limit
-        if hooks is not None:
-            await hooks.on_turn_begin(state)
-        sampled = await policy_sample(policy, observation, stop, limits.sampling_turn_timeout_seconds, room)
+    async def _begin_turn(self, observation: Observation, stop: StopCondition) -> tuple[Observation, StopCondition]:
+        state = self.state
+        self.final_ob, state.observation_tokens = observation, observation.length
+        state.elapsed_seconds = time.monotonic() - self.started
+        messages = await self.hooks.on_turn_begin(state) if self.hooks is not None else None
+        if not messages:
+            return observation, stop
+        if not isinstance(self.env, SupportsMessageInjection):
+            raise ConfigurationError(
+                f"{type(self.env).__name__} takes no messages from hooks: it has no inject_messages"
+            )
+        observation, stop = await self.env.inject_messages(messages)
+        self.final_ob, state.observation_tokens = observation, observation.length
+        return observation, stop
+
+    async def _turn(
+        self, observation: Observation, stop: StopCondition, room: int | None
+    ) -> tuple[Observation, StopCondition, bool]:
+        state = self.state
+        timeout = self.limits.sampling_turn_timeout_seconds
+        sampled = await policy_sample(self.policy, observation, stop, timeout, room)
         state.sampled_tokens += len(sampled.tokens)
-        state.num_length_truncations += sampled.stop_reason == "length"
-        result = await env_step(env, sampled)
+        result = await env_step(self.env, sampled)
+        state.num_length_truncations += sampled.stop_reason == "length" and not result.episode_done
         state.transitions.append(
             Transition(
                 ob=observation,
@@ -188,12 +282,11 @@ async def _play(
             )
         )
         state.turn_index += 1
-        observation, stop = result.next_observation, result.next_stop_condition
-        final_ob[0] = observation
-        if result.episode_done:
-            return stop_reason_from_metrics(state.transitions[-1].metrics)
-        if limits.max_turns is not None and state.turn_index >= limits.max_turns:
-            return StopReason.MAX_TURNS
+        self.final_ob = result.next_observation
+        return result.next_observation, result.next_stop_condition, result.episode_done
+
+    async def _confirmed(self, reason: str) -> str | None:
+        return reason if self.hooks is None else await self.hooks.on_stop_reason(reason, self.state)
 
 
 def _room(limits: RolloutLimits, state: RolloutState) -> tuple[int | None, StopReason | None]:

@@ -6,16 +6,15 @@ import asyncio
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError, ConfigurationError
+from tinker_cookbook.rl.rollout_runner import play_in_group
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RolloutError, Trajectory
 
 logger = logging.getLogger(__name__)
-
-RunOne: TypeAlias = Callable[[Env, int], Awaitable[Trajectory]]
 
 
 @dataclass
@@ -23,12 +22,12 @@ class RolloutResult:
     """Trajectories that succeeded with their environments, and the errors on the way."""
 
     trajectories: list[Trajectory]
-    envs: list[Env]
-    errors: list[RolloutError] = field(default_factory=list)
+    envs: Sequence[Env]
+    errors: list[RolloutError]
 
 
 class RolloutStrategy(ABC):
-    """Runs the environments of a group. ``run_one(env, index)`` plays one episode."""
+    """Makes the environments of a group and plays an episode in each."""
 
     @property
     def catches_group_errors(self) -> bool:
@@ -36,7 +35,7 @@ class RolloutStrategy(ABC):
         return False
 
     @abstractmethod
-    async def execute(self, env_group_builder: EnvGroupBuilder, envs: Sequence[Env], run_one: RunOne) -> RolloutResult:
+    async def execute(self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter) -> RolloutResult:
         """Play all episodes of a group."""
 
 
@@ -44,13 +43,17 @@ class RolloutStrategy(ABC):
 class FailFast(RolloutStrategy):
     """The first error ends the run (and cancels the other rollouts of the group)."""
 
-    async def execute(self, env_group_builder: EnvGroupBuilder, envs: Sequence[Env], run_one: RunOne) -> RolloutResult:
+    async def execute(self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter) -> RolloutResult:
+        envs = await env_group_builder.make_envs()
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(_coroutine(run_one(env, index))) for index, env in enumerate(envs)]
+                tasks = [
+                    group.create_task(play_in_group(env_group_builder, policy, env, index))
+                    for index, env in enumerate(envs)
+                ]
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from errors
-        return RolloutResult([task.result() for task in tasks], list(envs))
+        return RolloutResult([task.result() for task in tasks], envs, [])
 
 
 @dataclass
@@ -67,8 +70,9 @@ class RetryOnFailure(RolloutStrategy):
     def catches_group_errors(self) -> bool:
         return True
 
-    async def execute(self, env_group_builder: EnvGroupBuilder, envs: Sequence[Env], run_one: RunOne) -> RolloutResult:
-        return await _play(env_group_builder, envs, run_one, self.max_retries, self.per_rollout_timeout, len(envs))
+    async def execute(self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter) -> RolloutResult:
+        envs = await env_group_builder.make_envs()
+        return await _play(env_group_builder, envs, policy, self.max_retries, self.per_rollout_timeout, len(envs))
 
 
 @dataclass
@@ -77,30 +81,32 @@ class MinViableGroup(RolloutStrategy):
 
     min_successful: int | None = None
     max_retries: int = 3
-    per_rollout_timeout: float = 0
+    per_rollout_timeout: float | None = None
 
     @property
     def catches_group_errors(self) -> bool:
         return True
 
-    async def execute(self, env_group_builder: EnvGroupBuilder, envs: Sequence[Env], run_one: RunOne) -> RolloutResult:
+    async def execute(self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter) -> RolloutResult:
+        envs = await env_group_builder.make_envs()
         needed = self.min_successful if self.min_successful is not None else math.ceil(0.75 * len(envs))
-        return await _play(env_group_builder, envs, run_one, self.max_retries, self.per_rollout_timeout, needed)
-
-
-async def _coroutine(awaitable: Awaitable[Trajectory]) -> Trajectory:
-    return await awaitable
+        return await _play(env_group_builder, envs, policy, self.max_retries, self.per_rollout_timeout, needed)
 
 
 async def _play(
-    builder: EnvGroupBuilder, envs: Sequence[Env], run_one: RunOne, retries: int, timeout: float, needed: int
+    builder: EnvGroupBuilder,
+    envs: Sequence[Env],
+    policy: TokenCompleter,
+    retries: int,
+    timeout: float | None,
+    needed: int,
 ) -> RolloutResult:
     errors: list[RolloutError] = []
     slots: dict[int, tuple[Trajectory, Env]] = {}
 
     async def attempt(index: int, env: Env) -> None:
         try:
-            slots[index] = (await asyncio.wait_for(_coroutine(run_one(env, index)), timeout or None), env)
+            slots[index] = (await asyncio.wait_for(play_in_group(builder, policy, env, index), timeout or None), env)
         except Exception as error:
             logger.warning("rollout %d failed: %s: %s", index, type(error).__name__, error)
             errors.append(RolloutError(type(error).__name__, str(error)))
@@ -125,11 +131,11 @@ async def _play(
     return RolloutResult([trajectory for trajectory, _ in ordered], [env for _, env in ordered], errors)
 
 
-def rollout_strategy_from_config(rollout_error_tolerance: bool | RolloutStrategy | None) -> RolloutStrategy:
-    """False or None: fail fast. True: retry. A strategy: itself."""
+def rollout_strategy_from_config(rollout_error_tolerance: bool | RolloutStrategy) -> RolloutStrategy:
+    """False: fail fast. True: retry. A strategy: itself."""
     if isinstance(rollout_error_tolerance, RolloutStrategy):
         return rollout_error_tolerance
-    if rollout_error_tolerance in (None, False):
+    if rollout_error_tolerance is False:
         return FailFast()
     if rollout_error_tolerance is True:
         return RetryOnFailure()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from typing import Any
 
 import tinker
-from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter, seed_scope, seeded
-from tinker_cookbook.exceptions import AllTrajectoriesFailedError
+from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
+from tinker_cookbook.exceptions import AllTrajectoriesFailedError, ConfigurationError
 from tinker_cookbook.rl.data_processing import has_constant_rewards
 from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
 from tinker_cookbook.rl.rollout_presets import RolloutConfig
@@ -34,8 +34,18 @@ _executor: Executor | None = None
 
 
 def set_rollout_executor(executor: Executor | None) -> None:
-    """Run whole groups in an executor (for example a process pool); builders and clients must be picklable."""
+    """Run whole groups in an executor (for example a process pool); builders and clients must be picklable.
+
+    Raises:
+        ConfigurationError: a pool of forked processes, which would share the connections and threads of this one.
+    """
     global _executor
+    context = getattr(executor, "_mp_context", None)
+    if context is not None and context.get_start_method() == "fork":
+        raise ConfigurationError(
+            "rollouts cannot run in a pool of forked processes; give ProcessPoolExecutor(mp_context="
+            'multiprocessing.get_context("spawn"))'
+        )
     _executor = executor
 
 
@@ -44,17 +54,17 @@ def get_rollout_executor() -> Executor | None:
     return _executor
 
 
+@dataclass
 class RolloutErrorCounter:
     """Counts failed rollouts for the metrics."""
 
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._groups = 0
+    _counts: Counter[str] = field(default_factory=Counter)
+    _groups_skipped: int = 0
 
     def ingest(self, result: TrajectoryGroup | None) -> None:
         """Add the errors of a group; None is a group that failed as a whole."""
         if result is None:
-            self._groups += 1
+            self._groups_skipped += 1
             return
         self._counts.update(error.error_type for error in result.rollout_errors)
 
@@ -63,14 +73,14 @@ class RolloutErrorCounter:
         metrics = {f"{prefix}/{kind}": float(count) for kind, count in self._counts.items()}
         if self._counts:
             metrics[f"{prefix}/total"] = float(sum(self._counts.values()))
-        if self._groups:
-            metrics[f"{prefix}/groups_skipped"] = float(self._groups)
+        if self._groups_skipped:
+            metrics[f"{prefix}/groups_skipped"] = float(self._groups_skipped)
         return metrics
 
     def reset(self) -> None:
         """Count from 0 again."""
         self._counts.clear()
-        self._groups = 0
+        self._groups_skipped = 0
 
 
 async def do_single_rollout(policy: TokenCompleter, env: Env) -> Trajectory:
@@ -92,15 +102,8 @@ async def do_group_rollout(
     """
     config: RolloutConfig | None = getattr(env_group_builder, "rollout_config", None)
     termination = termination or (config.termination if config else None) or TerminationRewardPolicy()
-
-    async def run_one(env: Env, index: int) -> Trajectory:
-        # Each episode is a task of its own, so the scope does not leak into its siblings.
-        with seed_scope(index) if seeded() else contextlib.nullcontext():
-            return await run_rollout(policy, env, config=getattr(env, "rollout_config", None) or config)
-
     try:
-        envs = await env_group_builder.make_envs()
-        result = await (strategy or FailFast()).execute(env_group_builder, envs, run_one)
+        result = await (strategy or FailFast()).execute(env_group_builder, policy)
         rewards = await _grade(env_group_builder, result.trajectories, result.envs, termination)
     finally:
         await env_group_builder.cleanup()
@@ -122,16 +125,14 @@ async def do_group_rollout(
 async def _grade(
     builder: EnvGroupBuilder, trajectories: list[Trajectory], envs: Sequence[Env], termination: TerminationRewardPolicy
 ) -> list[tuple[float, Metrics]]:
+    timed_out = StopReason.ROLLOUT_TIMEOUT
+    skips = termination.skip_grading_on_timeout and termination.zero_reward_on_limit
+    if skips and timed_out in termination.limit_stop_reasons and all(t.stop_reason == timed_out for t in trajectories):
+        return [(0.0, {}) for _ in trajectories]
     async with trace.scope_span("compute_group_rewards"):
-        rewards = await asyncio.wait_for(
+        return await asyncio.wait_for(
             builder.compute_group_rewards(trajectories, envs), termination.grader_timeout_seconds
         )
-    if not termination.skip_grading_on_timeout:
-        return rewards
-    return [
-        (0.0, metrics) if trajectory.stop_reason is StopReason.ROLLOUT_TIMEOUT else (reward, metrics)
-        for trajectory, (reward, metrics) in zip(trajectories, rewards, strict=True)
-    ]
 
 
 async def do_group_rollout_and_filter_constant_reward(

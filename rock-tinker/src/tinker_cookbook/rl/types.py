@@ -22,6 +22,8 @@ Logs: TypeAlias = dict[str, str | int | float]
 
 STOP_METRIC_PREFIX = "stop/"
 """Metric of the last turn: ``stop/<reason>``."""
+PARSE_ERROR_MASKED_METRIC_KEY = "parse_error_masked"
+"""Metric by which an environment marks a turn whose tokens must not be trained (an action that cannot be read)."""
 
 
 class StopReason(StrEnum):
@@ -48,7 +50,7 @@ class ActionExtra(TypedDict, total=False):
 class InitialObservationOverflow:
     """The first prompt is already too long: the episode ends before it began."""
 
-    reward: float = 0.0
+    reward: float
     metrics: Metrics = field(default_factory=dict)
     logs: Logs = field(default_factory=dict)
 
@@ -95,7 +97,7 @@ class Trajectory:
 
     transitions: list[Transition]
     final_ob: Observation
-    stop_reason: StopReason | None = None
+    stop_reason: StopReason | str | None = None
 
 
 @dataclass(frozen=True)
