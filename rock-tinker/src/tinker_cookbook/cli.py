@@ -129,12 +129,13 @@ def play(arguments: tuple[str, ...]) -> None:
 def runs(root: str | None, metrics: tuple[str, ...]) -> None:
     """List the training runs below a folder (default: the folder of runs)."""
     from tinker_cookbook.cli_utils import runs_path
-    from tinker_cookbook.stores import RunRegistry
+    from tinker_cookbook.stores import RunRegistry, storage_from_uri
 
-    registry = RunRegistry(root or runs_path())
+    storage = storage_from_uri(str(root or runs_path()))
+    registry = RunRegistry([storage])
     found = registry.get_runs()
     if not found:
-        click.echo(f"no runs below {registry.root}")
+        click.echo(f"no runs below {storage.url()}")
     for run in found:
         rows = registry.get_training_store(run.run_id).read_metrics()
         step = rows[-1].get("step") if rows else None

@@ -1,9 +1,10 @@
 """Files of runs: storages, training runs, evaluation runs."""
 
+from tinker_cookbook.stores._incremental import IncrementalReader
 from tinker_cookbook.stores.eval_store import EvalStore, RunMetadata
-from tinker_cookbook.stores.incremental import IncrementalReader
 from tinker_cookbook.stores.registry import RunInfo, RunRegistry
 from tinker_cookbook.stores.storage import (
+    AsyncStorage,
     FsspecStorage,
     LocalStorage,
     Storage,
@@ -14,6 +15,7 @@ from tinker_cookbook.stores.storage import (
 from tinker_cookbook.stores.training_store import IterationInfo, TrainingRunStore
 
 __all__ = [
+    "AsyncStorage",
     "EvalStore",
     "FsspecStorage",
     "IncrementalReader",

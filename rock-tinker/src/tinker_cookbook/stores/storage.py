@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import os
-import shutil
+import posixpath
+import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.stores.async_twins import in_thread
+
+Self = TypeVar("Self")
 
 
 @dataclass(frozen=True)
@@ -17,20 +22,21 @@ class StorageStat:
     """Size in bytes and time of the last change in seconds since the epoch."""
 
     size: int
-    mtime: float
+    mtime: float | None
 
 
 def storage_join(*parts: str) -> str:
-    """Path inside a storage."""
-    return "/".join(part.strip("/") for part in parts if part.strip("/"))
+    """Path inside a storage; ``.`` and ``..`` are resolved."""
+    joined = "/".join(part.strip("/") for part in parts if part.strip("/"))
+    return posixpath.normpath(joined) if joined else ""
 
 
+@runtime_checkable
 class Storage(Protocol):
     """Files under one root; paths are relative and use ``/``."""
 
-    @property
-    def url(self) -> str:
-        """Where the root is."""
+    def url(self, path: str = "") -> str:
+        """Address of the root or of a path in it."""
         ...
 
     def read(self, path: str) -> bytes:
@@ -53,11 +59,11 @@ class Storage(Protocol):
         """Size and time of a file; None without it."""
         ...
 
-    def read_range(self, path: str, start: int, end: int | None = None) -> bytes:
-        """Bytes from ``start`` up to ``end`` (exclusive) or the end."""
+    def read_range(self, path: str, offset: int, length: int | None = None) -> bytes:
+        """``length`` bytes from ``offset`` on, or all of them; fewer at the end of the file."""
         ...
 
-    def list_dir(self, path: str = "") -> list[str]:
+    def list_dir(self, prefix: str = "") -> list[str]:
         """Names in a folder, sorted; empty without it."""
         ...
 
@@ -66,52 +72,117 @@ class Storage(Protocol):
         ...
 
     def remove_dir(self, path: str) -> None:
-        """Delete a folder if it is there."""
+        """Delete a folder if it is there and empty."""
         ...
 
     def flush(self) -> None:
         """Write out what is buffered."""
         ...
 
+    def __enter__(self: Self) -> Self: ...
 
-class _Async:
-    """Asynchronous twins, run in a thread."""
+    def __exit__(self, *error: object) -> None:
+        """``flush``."""
+        ...
+
+
+@runtime_checkable
+class AsyncStorage(Protocol):
+    """The same as coroutines. Both storages of this module have both interfaces."""
 
     async def aread(self, path: str) -> bytes:
-        """``read``."""
-        return await asyncio.to_thread(self.read, path)  # type: ignore[attr-defined]
+        """``Storage.read``."""
+        ...
 
     async def awrite(self, path: str, data: bytes) -> None:
-        """``write``."""
-        await asyncio.to_thread(self.write, path, data)  # type: ignore[attr-defined]
+        """``Storage.write``."""
+        ...
 
     async def aappend(self, path: str, data: bytes) -> None:
-        """``append``."""
-        await asyncio.to_thread(self.append, path, data)  # type: ignore[attr-defined]
+        """``Storage.append``."""
+        ...
 
     async def aexists(self, path: str) -> bool:
-        """``exists``."""
-        return await asyncio.to_thread(self.exists, path)  # type: ignore[attr-defined]
+        """``Storage.exists``."""
+        ...
 
-    async def alist_dir(self, path: str = "") -> list[str]:
-        """``list_dir``."""
-        return await asyncio.to_thread(self.list_dir, path)  # type: ignore[attr-defined]
+    async def astat(self, path: str) -> StorageStat | None:
+        """``Storage.stat``."""
+        ...
+
+    async def aread_range(self, path: str, offset: int, length: int | None = None) -> bytes:
+        """``Storage.read_range``."""
+        ...
+
+    async def alist_dir(self, prefix: str = "") -> list[str]:
+        """``Storage.list_dir``."""
+        ...
+
+    async def aremove(self, path: str) -> None:
+        """``Storage.remove``."""
+        ...
+
+    async def aremove_dir(self, path: str) -> None:
+        """``Storage.remove_dir``."""
+        ...
+
+    async def __aenter__(self: Self) -> Self: ...
+
+    async def __aexit__(self, *error: object) -> None:
+        """``Storage.flush``."""
+        ...
 
 
-class LocalStorage(_Async):
-    """A folder on this machine."""
+class _Twins:
+    """Coroutines and ``with`` for a storage."""
 
-    def __init__(self, root: str | Path) -> None:
-        self.root = Path(root).expanduser().resolve()
+    aread = in_thread(Storage.read)
+    awrite = in_thread(Storage.write)
+    aappend = in_thread(Storage.append)
+    aexists = in_thread(Storage.exists)
+    astat = in_thread(Storage.stat)
+    aread_range = in_thread(Storage.read_range)
+    alist_dir = in_thread(Storage.list_dir)
+    aremove = in_thread(Storage.remove)
+    aremove_dir = in_thread(Storage.remove_dir)
+
+    def flush(self) -> None:
+        """Nothing is buffered."""
+        return None
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.flush()
+
+    async def __aenter__(self: Self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.flush()
+
+
+class LocalStorage(_Twins):
+    """A folder on this machine, made unless ``mkdir`` is false."""
+
+    def __init__(self, root: str | Path, *, mkdir: bool = True) -> None:
+        self._root = Path(root).expanduser().resolve()
+        if mkdir:
+            self._root.mkdir(parents=True, exist_ok=True)
 
     @property
-    def url(self) -> str:
-        return str(self.root)
+    def root(self) -> Path:
+        """The folder."""
+        return self._root
+
+    def url(self, path: str = "") -> str:
+        return f"file://{self._path(path)}"
 
     def _path(self, path: str) -> Path:
-        full = (self.root / path).resolve()
-        if full != self.root and self.root not in full.parents:
-            raise ConfigurationError(f"path {path!r} leaves the storage root {self.root}")
+        full = (self._root / path).resolve()
+        if full != self._root and self._root not in full.parents:
+            raise ConfigurationError(f"path {path!r} escapes storage root {self._root}")
         return full
 
     def read(self, path: str) -> bytes:
@@ -120,7 +191,7 @@ class LocalStorage(_Async):
     def write(self, path: str, data: bytes) -> None:
         target = self._path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
         temporary.write_bytes(data)
         temporary.replace(target)
 
@@ -140,42 +211,44 @@ class LocalStorage(_Async):
             return None
         return StorageStat(found.st_size, found.st_mtime)
 
-    def read_range(self, path: str, start: int, end: int | None = None) -> bytes:
+    def read_range(self, path: str, offset: int, length: int | None = None) -> bytes:
         with self._path(path).open("rb") as file:
-            file.seek(start)
-            return file.read() if end is None else file.read(max(end - start, 0))
+            file.seek(offset)
+            return file.read(-1 if length is None else max(length, 0))
 
-    def list_dir(self, path: str = "") -> list[str]:
-        folder = self._path(path)
+    def list_dir(self, prefix: str = "") -> list[str]:
+        folder = self._path(prefix)
         return sorted(item.name for item in folder.iterdir()) if folder.is_dir() else []
 
     def remove(self, path: str) -> None:
         self._path(path).unlink(missing_ok=True)
 
     def remove_dir(self, path: str) -> None:
-        shutil.rmtree(self._path(path), ignore_errors=True)
-
-    def flush(self) -> None:
-        return None
+        with contextlib.suppress(OSError):
+            self._path(path).rmdir()
 
 
-class FsspecStorage(_Async):
-    """Anything that fsspec reaches (s3://, gs://, memory://). Appending rewrites the file."""
+class FsspecStorage(_Twins):
+    """A folder of a file system of fsspec, given as an object or by the name of its protocol with its options.
 
-    def __init__(self, url: str, **options: Any) -> None:
-        try:
-            import fsspec
-        except ImportError as error:
-            raise ConfigurationError(f"{url!r}: remote storage needs the package fsspec") from error
-        self._fs, self._root = fsspec.core.url_to_fs(url, **options)
-        self._url = url
+    Appending rewrites the file.
+    """
 
-    @property
-    def url(self) -> str:
-        return self._url
+    def __init__(self, fs: Any, root: str = "", **fs_kwargs: Any) -> None:
+        self._fs = _fsspec().filesystem(fs, **fs_kwargs) if isinstance(fs, str) else fs
+        self._root = root.rstrip("/")
+
+    def url(self, path: str = "") -> str:
+        return str(self._fs.unstrip_protocol(self._path(path)))
+
+    def close(self) -> None:
+        """``flush``."""
+        self.flush()
 
     def _path(self, path: str) -> str:
-        return f"{self._root.rstrip('/')}/{path}".rstrip("/")
+        if ".." in path.split("/"):
+            raise ConfigurationError(f"path {path!r} escapes storage root {self._root}")
+        return f"{self._root}/{path.strip('/')}".rstrip("/")
 
     def read(self, path: str) -> bytes:
         return bytes(self._fs.cat_file(self._path(path)))
@@ -196,33 +269,44 @@ class FsspecStorage(_Async):
             found = self._fs.info(self._path(path))
         except FileNotFoundError:
             return None
-        changed = found.get("mtime") or found.get("created") or found.get("LastModified") or 0.0
-        changed = changed.timestamp() if hasattr(changed, "timestamp") else float(changed)
-        return StorageStat(int(found.get("size") or 0), changed)
+        changed = found.get("mtime") or found.get("created") or found.get("LastModified")
+        seconds = changed.timestamp() if hasattr(changed, "timestamp") else changed
+        return StorageStat(int(found.get("size") or 0), None if seconds is None else float(seconds))
 
-    def read_range(self, path: str, start: int, end: int | None = None) -> bytes:
-        return bytes(self._fs.cat_file(self._path(path), start=start, end=end))
+    def read_range(self, path: str, offset: int, length: int | None = None) -> bytes:
+        end = None if length is None else offset + max(length, 0)
+        return bytes(self._fs.cat_file(self._path(path), start=offset, end=end))
 
-    def list_dir(self, path: str = "") -> list[str]:
-        full = self._path(path)
+    def list_dir(self, prefix: str = "") -> list[str]:
+        full = self._path(prefix)
         if not self._fs.isdir(full):
             return []
-        return sorted(str(item).rstrip("/").rsplit("/", 1)[-1] for item in self._fs.ls(full, detail=False))
+        return sorted(_names(self._fs.ls(full, detail=False)))
 
     def remove(self, path: str) -> None:
         if self.exists(path):
             self._fs.rm_file(self._path(path))
 
     def remove_dir(self, path: str) -> None:
-        if self.exists(path):
-            self._fs.rm(self._path(path), recursive=True)
-
-    def flush(self) -> None:
-        return None
+        if self._fs.isdir(self._path(path)) and not self.list_dir(path):
+            self._fs.rmdir(self._path(path))
 
 
-def storage_from_uri(uri: str, **options: Any) -> LocalStorage | FsspecStorage:
-    """Storage of a path or URL."""
-    if "://" in uri and not uri.startswith("file://"):
-        return FsspecStorage(uri, **options)
-    return LocalStorage(uri.removeprefix("file://"))
+def _names(paths: Iterable[Any]) -> list[str]:
+    return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths]
+
+
+def _fsspec() -> Any:
+    try:
+        import fsspec
+    except ImportError as error:
+        raise ConfigurationError("remote storage needs the package fsspec") from error
+    return fsspec
+
+
+def storage_from_uri(uri: str, **kwargs: Any) -> LocalStorage | FsspecStorage:
+    """Storage of a path or URL; ``kwargs`` go to the file system behind a URL."""
+    if "://" not in uri or uri.startswith("file://"):
+        return LocalStorage(uri.removeprefix("file://"))
+    fs, root = _fsspec().core.url_to_fs(uri, **kwargs)
+    return FsspecStorage(fs, root)

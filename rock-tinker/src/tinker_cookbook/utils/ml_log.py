@@ -96,7 +96,7 @@ class JsonLogger(Logger):
         self._store.write_code_diff(diff)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        self._store.write_metrics({"step": step, **metrics} if step is not None else metrics)
+        self._store.write_metrics(metrics, step)
 
     def log_summary(self, metrics: dict[str, Any]) -> None:
         self._store.storage.write("summary.json", json.dumps(metrics, indent=2, default=str).encode())

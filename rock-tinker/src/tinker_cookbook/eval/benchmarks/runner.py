@@ -188,9 +188,7 @@ def load_result(save_dir: str | Path, benchmark_name: str) -> BenchmarkResult | 
     path = Path(save_dir) / benchmark_name / "result.json"
     if not path.is_file():
         return None
-    row = json.loads(path.read_text())
-    row["pass_at_k"] = {int(k): v for k, v in row["pass_at_k"].items()}
-    return BenchmarkResult(**row)
+    return BenchmarkResult.from_dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def load_trajectories(

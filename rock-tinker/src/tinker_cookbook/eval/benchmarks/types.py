@@ -146,6 +146,11 @@ class BenchmarkResult:
         """Share of right answers among examples without error."""
         return self.num_correct / self.num_completed if self.num_completed else 0.0
 
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> BenchmarkResult:
+        """From the JSON form."""
+        return cls(**{**d, "pass_at_k": {int(k): value for k, value in d.get("pass_at_k", {}).items()}})
+
 
 @dataclass(frozen=True)
 class BenchmarkExample:
