@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
+
+import chz
 
 import tinker
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
+from tinker_cookbook.rl.metrics import SAMPLING_TIME
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -26,14 +30,14 @@ T = TypeVar("T")
 SampleGroup: TypeAlias = Callable[[tinker.SamplingClient, EnvGroupBuilder, int, int], Awaitable[TrajectoryGroup | None]]
 
 
-@dataclass
+@chz.chz
 class WrappedTrajectoryGroup:
-    """A sampled group with its builder and the training step whose weights sampled it."""
+    """A sampled group with its builder, the training step whose weights sampled it, and the seconds that it took."""
 
     trajectory_group: TrajectoryGroup
     env_group_builder: EnvGroupBuilder
     sampling_client_step: int
-    metrics: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = chz.field(default_factory=dict)
 
 
 @dataclass
@@ -69,9 +73,16 @@ class BatchSource(ABC):
 
     async def _sample(self, builder: EnvGroupBuilder, batch: int, index: int) -> WrappedTrajectoryGroup | None:
         assert self._sampler is not None
-        sampler_step = self._sampler_step
+        sampler_step, started = self._sampler_step, time.monotonic()
         group = await self._sample_group(self._sampler, builder, batch, index)
-        return None if group is None else WrappedTrajectoryGroup(group, builder, sampler_step)
+        if group is None:
+            return None
+        return WrappedTrajectoryGroup(
+            trajectory_group=group,
+            env_group_builder=builder,
+            sampling_client_step=sampler_step,
+            metrics={SAMPLING_TIME: time.monotonic() - started},
+        )
 
 
 class SyncSource(BatchSource):

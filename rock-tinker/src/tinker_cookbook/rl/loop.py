@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import tinker
 from tinker_cookbook.checkpoint_utils import CheckpointManager, CheckpointRecord
@@ -20,30 +20,38 @@ from tinker_cookbook.rl.batch_source import (
     SyncSource,
     WrappedTrajectoryGroup,
 )
-from tinker_cookbook.rl.config import Config, run_mode
-from tinker_cookbook.rl.data_processing import remove_constant_reward_groups, without_mask
+from tinker_cookbook.rl.config import Config, RunMode, run_mode
+from tinker_cookbook.rl.data_processing import remove_constant_reward_groups
+from tinker_cookbook.rl.discarded_work import DiscardedWorkLog, count_discarded_rollout, drop_constant_reward_group
 from tinker_cookbook.rl.metric_util import compute_trajectory_metrics
-from tinker_cookbook.rl.rollout_report import IterationReport, run_evaluations
+from tinker_cookbook.rl.rollout_report import IterationReport, run_evaluations_parallel
+from tinker_cookbook.rl.rollout_strategy import RolloutStrategy
 from tinker_cookbook.rl.rollouts import RolloutErrorCounter, do_group_rollout_and_filter_constant_reward
+from tinker_cookbook.rl.sampler_weights import (
+    compute_full_batch_metrics_and_get_sampling_client,
+    save_checkpoint_and_get_sampling_client,
+)
 from tinker_cookbook.rl.train_step import (
-    SubmittedCalls,
+    GradientAccumulator,
     adam_params,
-    loss_config,
-    prepare_minibatch,
-    read_results,
     rollout_usage,
-    train_step,
+    train_parts,
+    training_data,
     training_usage,
 )
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, TrajectoryGroup
 from tinker_cookbook.utils import ml_log, trace
-from tinker_cookbook.utils.cost_estimation import CostTracker
+from tinker_cookbook.utils.cost_estimation import CostTracker, TokenUsage
 
 logger = logging.getLogger(__name__)
 
 
 class TrainingLoop:
-    """State of a run and its one loop."""
+    """State of a run and its one loop.
+
+    ``mode``: how sampling and training alternate, by default as the configuration says. ``strategy``: what happens with
+    failed rollouts, likewise. ``num_batches``: batches that count as the whole run in ``progress/done_frac``.
+    """
 
     def __init__(
         self,
@@ -55,6 +63,12 @@ class TrainingLoop:
         dataset: RLDataset,
         ml_logger: ml_log.Logger,
         tokenizer: Any,
+        *,
+        mode: RunMode | None = None,
+        error_counter: RolloutErrorCounter | None = None,
+        strategy: RolloutStrategy | None = None,
+        cost_tracker: CostTracker | None = None,
+        num_batches: int | None = None,
     ) -> None:
         self.config = config
         self.training_client = training_client
@@ -64,13 +78,20 @@ class TrainingLoop:
         self.dataset = dataset
         self.ml_logger = ml_logger
         self.tokenizer = tokenizer
-        self.error_counter = RolloutErrorCounter()
-        self.cost = CostTracker()
+        self.mode = mode or run_mode(config)
+        self.error_counter = error_counter or RolloutErrorCounter()
+        self.strategy = strategy or config.effective_rollout_strategy()
+        self.cost = cost_tracker or CostTracker()
+        self.num_batches = num_batches
+        self._discarded = DiscardedWorkLog(self.cost, ml_logger)
+        self._reference_usage = TokenUsage()
         self._report: IterationReport | None = None
+        self._gradients = GradientAccumulator(training_client, config)
 
     def _source(self, start: int, end: int) -> BatchSource:
         config = self.config
-        if config.async_config is not None:
+        if self.mode == "async":
+            assert config.async_config is not None
             return AsyncWindowSource(
                 self.dataset,
                 self._sample_group,
@@ -80,7 +101,8 @@ class TrainingLoop:
                 start,
                 end,
             )
-        if config.stream_minibatch_config is not None:
+        if self.mode == "stream_minibatch":
+            assert config.stream_minibatch_config is not None
             minibatches = config.stream_minibatch_config.num_minibatches
             return StreamMinibatchSource(self.dataset, self._sample_group, config.num_substeps, minibatches)
         return SyncSource(self.dataset, self._sample_group, config.num_substeps)
@@ -99,26 +121,39 @@ class TrainingLoop:
                 builder,
                 max_tokens=config.max_tokens,
                 temperature=config.temperature,
-                do_remove_constant_reward_groups=config.remove_constant_reward_groups and run_mode(config) != "sync",
+                do_remove_constant_reward_groups=False,
                 enable_logging=enabled,
-                strategy=config.effective_rollout_strategy(),
+                strategy=self.strategy,
                 termination=config.effective_termination(),
             )
         self.error_counter.ingest(group)
-        return group
+        if self.mode == "sync":  # a whole batch is filtered at once, so that one group is left
+            return group
+        return drop_constant_reward_group(group, config, self.cost, self._discarded, batch)
 
     async def run(self, start: int, end: int) -> None:
+        """Train on the batches start..end of the dataset, and make the final checkpoint."""
+        await self.train(start, end)
+        await self.checkpoints.finalize_async({"batch": end})
+
+    async def train(self, start: int, end: int) -> None:
         """Train on the batches start..end of the dataset."""
         if start < end:
             source = self._source(start, end)
             try:
-                sampler = await self._publish(start, first=True)
+                sampler, _ = await save_checkpoint_and_get_sampling_client(
+                    self.training_client,
+                    self.checkpoints,
+                    start,
+                    start,
+                    self.config.records_stability_info(),
+                    self.cost,
+                )
                 for step in range(start, end):
                     with trace.trace_iteration(step) as window:
                         sampler = await self._iteration(step, end, source, sampler, window)
             finally:
                 await source.close()
-        await self.checkpoints.finalize_async({"batch": end})
 
     async def _iteration(
         self,
@@ -131,7 +166,7 @@ class TrainingLoop:
         config = self.config
         metrics: dict[str, Any] = {
             "progress/batch": step,
-            "progress/done_frac": (step + 1) / end,
+            "progress/done_frac": (step + 1) / (self.num_batches or end),
             "optim/lr": config.learning_rate,
         }
         if config.eval_every > 0 and step % config.eval_every == 0:
@@ -143,9 +178,8 @@ class TrainingLoop:
             self._report = report
             source.set_sampler(sampler, step)
             async with trace.scope_span("sampling_and_training"):
-                accumulated: list[SubmittedCalls] = []
                 async for minibatch in source.minibatches(step):
-                    data, minibatch_logprobs = await self._train_on(minibatch, accumulated, metrics)
+                    data, minibatch_logprobs = await self._train_on(minibatch, metrics)
                     groups += minibatch.groups
                     data_D += data
                     logprobs_D += minibatch_logprobs
@@ -160,25 +194,34 @@ class TrainingLoop:
                     [group.env_group_builder.logging_tags() for group in groups],
                 )
             )
-        if data_D and len(logprobs_D) == len(data_D):
-            metrics.update(rl_metrics.compute_kl_sample_train(data_D, logprobs_D))
-        if config.async_config is not None:
+        if self.mode != "sync":
+            metrics.update(rl_metrics.compute_sampling_client_metrics(groups))
+        if self.mode == "async":
             metrics["training_client/step"] = step
             metrics.update(rl_metrics.staleness_metrics(step, [group.sampling_client_step for group in groups]))
-        sampler = await self._publish(step + 1)
+        usage = rollout_usage([group.trajectory_group for group in groups]) + training_usage(data_D)
+        sampler, closing = await compute_full_batch_metrics_and_get_sampling_client(
+            self.training_client,
+            self.checkpoints,
+            step + 1,
+            data_D,
+            logprobs_D,
+            config.compute_post_kl,
+            config.records_stability_info(),
+            usage + self._reference_usage,
+            self.cost,
+        )
+        metrics.update(closing)
+        self._reference_usage = TokenUsage()
         await self.after_step(step, sampler)
-        if config.compute_post_kl and data_D:
-            post_kl, _ = await rl_metrics.compute_post_kl(data_D, sampler)
-            metrics.update(post_kl)
         if step + 1 == end and (self.evaluators and config.eval_every > 0):
             metrics.update(await self._evaluate(step + 1, sampler))
-        usage = rollout_usage([group.trajectory_group for group in groups]) + training_usage(data_D)
-        metrics.update(self.cost.record_step(usage))
         metrics.update(self.error_counter.get_metrics())
         self.error_counter.reset()
         metrics.update(window.get_timing_metrics())
         self._write_timing(step, window)
         self.ml_logger.log_metrics(metrics, step=step)
+        self._discarded.step_logged()
         return sampler
 
     # What subclasses change
@@ -189,73 +232,58 @@ class TrainingLoop:
 
     async def prepare(self, groups: Sequence[WrappedTrajectoryGroup]) -> tuple[list[tinker.Datum], dict[str, float]]:
         """Data of groups, and metrics."""
-        trajectory_groups = [group.trajectory_group for group in groups]
-        return await prepare_minibatch(trajectory_groups, self.config, self.kl_reference_client)
+        config = self.config
+        data, metrics, usage = await training_data(
+            [group.trajectory_group for group in groups],
+            self.kl_reference_client,
+            config.kl_penalty_coef,
+            config.kl_discount_factor,
+            config.records_stability_info(),
+            config.advantage_estimator,
+            config.gae_gamma,
+            config.gae_lambda,
+        )
+        self._reference_usage += usage
+        return data, metrics
 
     async def step(self, data: list[tinker.Datum], substeps: int, metrics: dict[str, Any]) -> list[Any]:
         """Train on data with ``substeps`` optimizer steps. Returns the trainer's logprobs of each datum, or nothing."""
         config = self.config
-        return await train_step(
+        return await train_parts(
             data,
             self.training_client,
-            config.learning_rate,
+            adam_params(config),
             substeps,
             config.training_loss_fn(),
             config.loss_fn_config,
             metrics,
-            adam_params(config),
         )
 
     async def after_step(self, step: int, sampler: tinker.SamplingClient) -> None:
         """Called with the new weights after each training step."""
         return None
 
-    async def _train_on(
-        self, minibatch: Minibatch, accumulated: list[SubmittedCalls], metrics: dict[str, Any]
-    ) -> tuple[list[tinker.Datum], list[Any]]:
+    async def _train_on(self, minibatch: Minibatch, metrics: dict[str, Any]) -> tuple[list[tinker.Datum], list[Any]]:
         """Train on a minibatch. Returns its data and the trainer's logprobs, both in the order of training."""
         config = self.config
-        if config.remove_constant_reward_groups and run_mode(config) == "sync":
+        if config.remove_constant_reward_groups and self.mode == "sync":
             kept = remove_constant_reward_groups([group.trajectory_group for group in minibatch.groups])
-            minibatch.groups[:] = [g for g in minibatch.groups if any(g.trajectory_group is k for k in kept)]
+            chosen = [any(group.trajectory_group is k for k in kept) for group in minibatch.groups]
+            for group, keep in zip(minibatch.groups, chosen, strict=True):
+                if not keep:
+                    count_discarded_rollout(self.cost, group.trajectory_group)
+            minibatch.groups[:] = [group for group, keep in zip(minibatch.groups, chosen, strict=True) if keep]
         data, prepared_metrics = await self.prepare(minibatch.groups)
         metrics.update(prepared_metrics)
-        if minibatch.optim_steps and not accumulated and data:
+        if minibatch.optim_steps and not self._gradients.waiting and data:
             return data, await self.step(data, minibatch.optim_steps, metrics)
-        # Gradients add up over the minibatches of a substep.
-        submitted = SubmittedCalls()
-        if data:
-            sent = [without_mask(datum) for datum in data]
-            submitted.forward_backward.append(
-                self.training_client.forward_backward(
-                    sent, cast(tinker.types.LossFnType, config.training_loss_fn()), loss_config(config.loss_fn_config)
-                )
-            )
-        if minibatch.optim_steps and (data or accumulated):
-            submitted.optim.append(self.training_client.optim_step(adam_params(config)))
-            accumulated.clear()
-        elif data:
-            accumulated.append(submitted)
-        async with trace.scope_span("train_step"):
-            return data, await read_results(submitted, metrics)
-
-    @trace.scope
-    async def _publish(self, step: int, first: bool = False) -> tinker.SamplingClient:
-        """Weights of this step for sampling; at a checkpoint step the saved ones."""
-        record = self.config.records_stability_info()
-        if not first:
-            paths = await self.checkpoints.maybe_save_async(step, {"batch": step})
-            if paths is not None and "sampler_path" in paths:
-                return await self.training_client.create_sampling_client(
-                    paths["sampler_path"], record_stability_info=record
-                )
-        return await self.training_client.save_weights_and_get_sampling_client(record_stability_info=record)
+        return data, await self._gradients.add(data, minibatch.optim_steps > 0, metrics)
 
     async def _evaluate(self, step: int, sampler: tinker.SamplingClient) -> dict[str, float]:
         if not self.evaluators:
             return {}
         async with trace.scope_span("run_evals"):
-            return await run_evaluations(self.evaluators, sampler, self.config, step)
+            return await run_evaluations_parallel(self.evaluators, sampler, self.config, step, self.ml_logger.store)
 
     def _write_timing(self, step: int, window: trace.IterationWindow) -> None:
         store = self.ml_logger.store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,9 +13,15 @@ from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
+from tinker_cookbook.rl.rollout_logging import (
+    RolloutSummaryExportConfig,
+    RolloutSummaryGroup,
+    serialize_rollout_summaries_from_groups,
+)
 from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutStrategy
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, EnvGroupBuilder, RLDataset, TrajectoryGroup
+from tinker_cookbook.stores.training_store import TrainingRunStore
 from tinker_cookbook.utils import logtree
 from tinker_cookbook.utils.misc_utils import all_same, dict_mean
 
@@ -91,9 +97,9 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
         name: str = "test",
         num_groups_to_log: int = 4,
         strategy: RolloutStrategy | None = None,
+        *,
         temperature: float = 1.0,
         termination: TerminationRewardPolicy | None = None,
-        on_groups: Callable[[list[TrajectoryGroup], list[list[str]]], None] | None = None,
     ) -> None:
         self.env_group_builders_P = dataset_to_env_group_builders(dataset)
         self.max_tokens = max_tokens
@@ -102,15 +108,26 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
         self.temperature = temperature
         self.strategy = strategy or FailFast()
         self.termination = termination
-        self.on_groups = on_groups
 
-    async def __call__(self, sampling_client: tinker.SamplingClient) -> dict[str, float]:
-        return await self.eval_token_completer(
-            TinkerTokenCompleter(sampling_client, max_tokens=self.max_tokens, temperature=self.temperature)
-        )
+    async def __call__(
+        self,
+        sampling_client: tinker.SamplingClient,
+        *,
+        rollout_summary_export: RolloutSummaryExportConfig | None = None,
+        store: TrainingRunStore | None = None,
+    ) -> dict[str, float]:
+        policy = TinkerTokenCompleter(sampling_client, max_tokens=self.max_tokens, temperature=self.temperature)
+        return await self.eval_token_completer(policy, rollout_summary_export=rollout_summary_export, store=store)
 
-    async def eval_token_completer(self, policy: TokenCompleter) -> dict[str, float]:
-        """Metrics of a policy, each with the evaluator's name in front."""
+    async def eval_token_completer(
+        self,
+        policy: TokenCompleter,
+        *,
+        rollout_summary_export: RolloutSummaryExportConfig | None = None,
+        store: TrainingRunStore | None = None,
+    ) -> dict[str, float]:
+        """Metrics of a policy, each with the evaluator's name in front. Summaries of the rollouts go to the store, if asked
+        for."""
 
         async def play(index: int, builder: EnvGroupBuilder) -> TrajectoryGroup | None:
             with logtree.optional_enable_logging(index < self.num_groups_to_log):
@@ -127,6 +144,14 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
             if group is not None:
                 groups.append(group)
                 tags.append(builder.logging_tags())
-        if self.on_groups is not None:
-            self.on_groups(groups, tags)
+        if rollout_summary_export is not None and store is not None:
+            export = rollout_summary_export
+            rows = [
+                RolloutSummaryGroup(group, taglist, export.sampling_client_step)
+                for group, taglist in zip(groups, tags, strict=True)
+            ]
+            records = serialize_rollout_summaries_from_groups(
+                split=export.split, iteration=export.iteration, groups_P=rows
+            )
+            store.write_rollouts(export.iteration, records, export.base_name)
         return {f"{self.name}/{key}": value for key, value in compute_trajectory_metrics(groups, tags).items()}

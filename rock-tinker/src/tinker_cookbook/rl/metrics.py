@@ -104,7 +104,7 @@ async def incorporate_kl_penalty(
     data_D: list[tinker.Datum],
     base_sampling_client: tinker.SamplingClient,
     kl_penalty_coef: float,
-    kl_discount_factor: float = 0.0,
+    kl_discount_factor: float,
 ) -> tuple[dict[str, float], TokenUsage]:
     """Add a penalty for leaving a reference policy to the advantages, in place. Returns ``kl_policy_base`` and the tokens
     that the reference took.
@@ -135,8 +135,8 @@ def add_to_advantages(datum: tinker.Datum, added: np.ndarray) -> None:
     datum.loss_fn_inputs["advantages"] = tinker.TensorData.from_numpy(new)
 
 
-def discounted_future_sum_vectorized(x: Any, gamma: float) -> np.ndarray:
-    """y_t = x_t + γ·y_{t+1}, along the last axis.
+def discounted_future_sum_vectorized(x: Any, gamma: float) -> Any:
+    """y_t = x_t + γ·y_{t+1}, along the last axis. Of a tensor's kind and type if x is a tensor, else an array.
 
     Raises:
         ConfigurationError: gamma is outside [0, 1].
@@ -149,21 +149,40 @@ def discounted_future_sum_vectorized(x: Any, gamma: float) -> np.ndarray:
     for t in range(values.shape[-1] - 1, -1, -1):
         running = values[..., t] + gamma * running
         out[..., t] = running
+    if hasattr(x, "detach"):
+        import torch
+
+        return torch.as_tensor(out, dtype=x.dtype, device=x.device)
+    return out
+
+
+SAMPLING_TIME = "time/trajectory_group_worker_loop/total"
+"""Metric of a wrapped group: the seconds that it took to sample."""
+
+
+def compute_sampling_client_metrics(wrapped_trajectory_groups: Sequence[Any]) -> dict[str, Any]:
+    """Largest, smallest and mean step of the samplers of groups, and of the seconds that sampling them took."""
+    if not wrapped_trajectory_groups:
+        return {}
+    columns = {
+        "sampling_client/step": [group.sampling_client_step for group in wrapped_trajectory_groups],
+        "time/sampling_time": [group.metrics[SAMPLING_TIME] for group in wrapped_trajectory_groups],
+    }
+    out: dict[str, Any] = {}
+    for name, values in columns.items():
+        out |= {f"{name}_max": max(values), f"{name}_min": min(values), f"{name}_mean": float(np.mean(values))}
     return out
 
 
 def staleness_metrics(step: int, sampler_steps_P: Sequence[int]) -> dict[str, float]:
     """How many optimizer steps old the sampler of each group was."""
-    if not sampler_steps_P:
-        return {}
     staleness = [step - sampler for sampler in sampler_steps_P]
+    if not staleness:
+        return {}
     return {
         "async/staleness_max": float(max(staleness)),
         "async/staleness_min": float(min(staleness)),
         "async/staleness_mean": float(np.mean(staleness)),
-        "sampling_client/step_max": float(max(sampler_steps_P)),
-        "sampling_client/step_min": float(min(sampler_steps_P)),
-        "sampling_client/step_mean": float(np.mean(sampler_steps_P)),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,13 +16,17 @@ from tinker_cookbook.rl.batch_source import WrappedTrajectoryGroup
 from tinker_cookbook.rl.config import Config
 from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
 from tinker_cookbook.rl.rollout_logging import (
+    RolloutSummaryExportConfig,
     RolloutSummaryGroup,
     rollout_summaries_jsonl_path,
     write_rollout_summaries_jsonl_from_groups,
 )
 from tinker_cookbook.rl.types import TrajectoryGroup
-from tinker_cookbook.utils import logtree
+from tinker_cookbook.stores.training_store import TrainingRunStore
+from tinker_cookbook.utils import logtree, trace
 from tinker_cookbook.utils.misc_utils import iteration_dir
+
+logger = logging.getLogger(__name__)
 
 
 class IterationReport:
@@ -98,14 +103,19 @@ def _text(transitions: Sequence[Any], tokenizer: Any) -> str:
     return "\n---\n".join(parts)
 
 
-async def run_evaluations(
-    evaluators: Sequence[SamplingClientEvaluator], sampling_client: tinker.SamplingClient, config: Config, step: int
-) -> dict[str, float]:
-    """All evaluators at once, each with a report of its own."""
+@trace.scope
+async def run_evaluations_parallel(
+    evaluators: Sequence[SamplingClientEvaluator],
+    sampling_client: tinker.SamplingClient,
+    config: Config,
+    i_batch: int,
+    store: TrainingRunStore | None = None,
+) -> dict[str, Any]:
+    """Metrics of all evaluators, which run at once, each with a report of its own."""
     labels = _labels(evaluators)
     results = await asyncio.gather(
         *(
-            _evaluate(evaluator, label, sampling_client, config, step)
+            run_single_evaluation(evaluator, config, i_batch, sampling_client, label, store)
             for evaluator, label in zip(evaluators, labels, strict=True)
         )
     )
@@ -120,20 +130,33 @@ def _labels(evaluators: Sequence[SamplingClientEvaluator]) -> list[str]:
     return labels
 
 
-async def _evaluate(
-    evaluator: SamplingClientEvaluator, label: str, sampling_client: tinker.SamplingClient, config: Config, step: int
-) -> dict[str, float]:
-    folder = iteration_dir(config.log_path, step)
-    base = f"eval_{label}"
-    if isinstance(evaluator, RLTestSetEvaluator) and config.rollout_json_export:
+@trace.scope
+async def run_single_evaluation(
+    evaluator: SamplingClientEvaluator,
+    config: Config,
+    i_batch: int,
+    sampling_client: tinker.SamplingClient,
+    evaluator_label: str,
+    store: TrainingRunStore | None = None,
+) -> dict[str, Any]:
+    """Metrics of an evaluator. Its report is ``eval_<label>.html`` in the folder of the iteration; summaries of rollouts go to
+    the store, by default that of ``config.log_path``."""
+    base = f"eval_{evaluator_label}"
+    with contextlib.ExitStack() as stack:
+        if config.num_groups_to_log > 0:
+            path = iteration_dir(config.log_path, i_batch) / f"{base}.html"
+            stack.enter_context(logtree.init_trace(f"{evaluator_label} at iteration {i_batch}", path))
+        if not isinstance(evaluator, RLTestSetEvaluator) or not config.rollout_json_export:
+            return await evaluator(sampling_client)
+        export = RolloutSummaryExportConfig(split=base, iteration=i_batch, base_name=base, sampling_client_step=i_batch)
+        store = store or TrainingRunStore.local(config.log_path)
+        return await evaluator(sampling_client, rollout_summary_export=export, store=store)
 
-        def write(groups: list[TrajectoryGroup], tags: list[list[str]]) -> None:
-            rows = [RolloutSummaryGroup(group, tag, step) for group, tag in zip(groups, tags, strict=True)]
-            path = rollout_summaries_jsonl_path(folder, base)
-            write_rollout_summaries_jsonl_from_groups(path, split=base, iteration=step, groups_P=rows)
 
-        evaluator.on_groups = write
-    if config.num_groups_to_log <= 0:
-        return await evaluator(sampling_client)
-    with logtree.init_trace(f"{label} at iteration {step}", folder / f"{base}.html"):
-        return await evaluator(sampling_client)
+def print_group(traj_group: TrajectoryGroup, tokenizer: Any) -> None:
+    """Log the texts, rewards and metrics of a group."""
+    totals = traj_group.get_total_rewards()
+    for index, (trajectory, total) in enumerate(zip(traj_group.trajectories_G, totals, strict=True)):
+        text = _text(trajectory.transitions, tokenizer)
+        final, metrics = traj_group.final_rewards_G[index], traj_group.metrics_G[index]
+        logger.info("trajectory %d: reward %.3f (group reward %.3f) %s\n%s", index, total, final, metrics, text)

@@ -11,32 +11,67 @@ from concurrent.futures import Executor
 from typing import Any
 
 import tinker
-from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluator, SamplingClientEvaluatorBuilder
 from tinker_cookbook.rl.batch_source import WrappedTrajectoryGroup, gather_with_progress
-from tinker_cookbook.rl.config import AsyncConfig, Config, KLReferenceConfig, StreamMinibatchConfig
+from tinker_cookbook.rl.config import AsyncConfig, Config, KLReferenceConfig, LossFnType, StreamMinibatchConfig
 from tinker_cookbook.rl.dataset_utils import EpochCycledRLDataset
+from tinker_cookbook.rl.discarded_work import (
+    DISCARDED_WORK_LOG_INTERVAL_SECONDS,
+    DiscardedWorkLog,
+    count_discarded_rollout,
+    drop_constant_reward_group,
+)
 from tinker_cookbook.rl.loop import TrainingLoop
 from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
-from tinker_cookbook.rl.rollout_report import run_evaluations
-from tinker_cookbook.rl.rollouts import set_rollout_executor
+from tinker_cookbook.rl.rollout_report import print_group, run_evaluations_parallel, run_single_evaluation
+from tinker_cookbook.rl.rollouts import do_group_rollout_and_filter_constant_reward, set_rollout_executor
+from tinker_cookbook.rl.sampler_weights import (
+    SamplingClientReuse,
+    compute_full_batch_metrics_and_get_sampling_client,
+    save_checkpoint_and_get_sampling_client,
+)
 from tinker_cookbook.rl.train_step import prepare_minibatch, rollout_usage, train_step, training_usage
+from tinker_cookbook.rl.training_modes import (
+    do_async_training,
+    do_sync_training,
+    do_sync_training_with_stream_minibatch,
+    do_train_step_and_get_sampling_client,
+    do_train_step_streaming_and_get_sampling_client,
+)
 from tinker_cookbook.rl.types import RLDataset
 from tinker_cookbook.run_setup import open_run
 
 logger = logging.getLogger(__name__)
 
 __all__ = [
+    "DISCARDED_WORK_LOG_INTERVAL_SECONDS",
     "AsyncConfig",
     "Config",
+    "DiscardedWorkLog",
     "KLReferenceConfig",
+    "LossFnType",
+    "SamplingClientEvaluatorBuilder",
+    "SamplingClientReuse",
     "StreamMinibatchConfig",
     "TrainingLoop",
     "WrappedTrajectoryGroup",
+    "compute_full_batch_metrics_and_get_sampling_client",
+    "count_discarded_rollout",
+    "do_async_training",
+    "do_group_rollout_and_filter_constant_reward",
+    "do_sync_training",
+    "do_sync_training_with_stream_minibatch",
+    "do_train_step_and_get_sampling_client",
+    "do_train_step_streaming_and_get_sampling_client",
+    "drop_constant_reward_group",
     "gather_with_progress",
     "main",
     "prepare_minibatch",
+    "print_group",
     "rollout_usage",
-    "run_evaluations",
+    "run_evaluations_parallel",
+    "run_single_evaluation",
+    "save_checkpoint_and_get_sampling_client",
     "train_step",
     "training_usage",
 ]

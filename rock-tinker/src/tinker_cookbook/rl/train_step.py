@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 import tinker
 from tinker_cookbook.rl import metrics as rl_metrics
-from tinker_cookbook.rl.advantages import estimate_advantages
+from tinker_cookbook.rl.advantages import AdvantageEstimator, estimate_advantages
 from tinker_cookbook.rl.config import Config
 from tinker_cookbook.rl.data_processing import assemble_training_data, without_mask
-from tinker_cookbook.rl.types import TrajectoryGroup
+from tinker_cookbook.rl.metric_util import compute_trajectory_metrics
+from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 from tinker_cookbook.utils import trace
 from tinker_cookbook.utils.cost_estimation import TokenUsage
 from tinker_cookbook.utils.misc_utils import split_list
+
+if TYPE_CHECKING:
+    import torch
 
 
 def adam_params(config: Config) -> tinker.AdamParams:
@@ -36,13 +42,9 @@ class SubmittedCalls:
     optim: list[Any] = field(default_factory=list)
 
 
-def loss_config(loss_fn_config: dict[str, Any] | None) -> dict[str, Any] | None:
-    return dict(loss_fn_config) if loss_fn_config else None
-
-
-async def read_results(submitted: SubmittedCalls, metrics: dict[str, Any] | None) -> list[Any]:
+async def read_results(submitted: SubmittedCalls, metrics: dict[str, Any] | None) -> list[np.ndarray]:
     """Wait for the calls. Returns the trainer's logprobs of each datum; server metrics go to ``optim/``."""
-    logprobs_D: list[Any] = []
+    logprobs_D: list[np.ndarray] = []
     for future in submitted.forward_backward:
         result = await future
         logprobs_D.extend(output["logprobs"].to_numpy() for output in result.loss_fn_outputs)
@@ -53,35 +55,24 @@ async def read_results(submitted: SubmittedCalls, metrics: dict[str, Any] | None
     return logprobs_D
 
 
-@trace.scope
-async def train_step(
+async def train_parts(
     data_D: list[tinker.Datum],
     training_client: tinker.TrainingClient,
-    learning_rate: float,
-    num_substeps: int = 1,
-    loss_fn: str = "importance_sampling",
+    params: tinker.AdamParams,
+    num_substeps: int,
+    loss_fn: str,
     loss_fn_config: dict[str, Any] | None = None,
     metrics: dict[str, Any] | None = None,
-    optim_params: tinker.AdamParams | None = None,
-) -> list[Any]:
+) -> list[np.ndarray]:
     """Split the data in ``num_substeps`` consecutive parts, with an optimizer step after each.
 
     Each part's calls are submitted before the results of the part before it are read. Returns the logprobs that the
-    trainer gave each datum. The optimizer is Adam with betas (0.9, 0.95) and eps 1e-8 unless ``optim_params`` is given.
+    trainer gave each datum.
     """
-    params = optim_params or tinker.AdamParams(learning_rate=learning_rate, beta1=0.9, beta2=0.95, eps=1e-8)
-    logprobs_D: list[Any] = []
+    logprobs_D: list[np.ndarray] = []
     previous: SubmittedCalls | None = None
     for part in split_list(data_D, min(num_substeps, len(data_D))):
-        sent = [without_mask(datum) for datum in part]
-        submitted = SubmittedCalls(
-            forward_backward=[
-                training_client.forward_backward(
-                    sent, cast(tinker.types.LossFnType, loss_fn), loss_config(loss_fn_config)
-                )
-            ],
-            optim=[training_client.optim_step(params)],
-        )
+        submitted = submit(training_client, part, loss_fn, loss_fn_config, params)
         if previous is not None:
             logprobs_D += await read_results(previous, metrics)
         previous = submitted
@@ -90,24 +81,107 @@ async def train_step(
     return logprobs_D
 
 
+def submit(
+    training_client: tinker.TrainingClient,
+    data_D: list[tinker.Datum],
+    loss_fn: str,
+    loss_fn_config: dict[str, Any] | None,
+    params: tinker.AdamParams | None,
+) -> SubmittedCalls:
+    """Submit the gradients of the data, if there are any, and the optimizer step, if there are parameters for one."""
+    submitted = SubmittedCalls()
+    if data_D:
+        sent = [without_mask(datum) for datum in data_D]
+        config = dict(loss_fn_config) if loss_fn_config else None
+        submitted.forward_backward.append(
+            training_client.forward_backward(sent, cast(tinker.types.LossFnType, loss_fn), config)
+        )
+    if params is not None:
+        submitted.optim.append(training_client.optim_step(params))
+    return submitted
+
+
+class GradientAccumulator:
+    """Gradients that add up over minibatches until an optimizer step."""
+
+    def __init__(self, training_client: tinker.TrainingClient, config: Config) -> None:
+        self._client, self._config = training_client, config
+        self.waiting = False
+        """Whether there are gradients without a step."""
+
+    @trace.scope
+    async def add(self, data_D: list[tinker.Datum], step: bool, metrics: dict[str, Any]) -> list[np.ndarray]:
+        """Add the gradients of the data, with a step after them if ``step``. Returns the trainer's logprobs of each datum."""
+        config = self._config
+        params = adam_params(config) if step and (data_D or self.waiting) else None
+        submitted = submit(self._client, data_D, config.training_loss_fn(), config.loss_fn_config, params)
+        self.waiting = params is None and (bool(data_D) or self.waiting)
+        return await read_results(submitted, metrics)
+
+
+@trace.scope
+async def train_step(
+    data_D: list[tinker.Datum],
+    training_client: tinker.TrainingClient,
+    learning_rate: float,
+    num_substeps: int,
+    loss_fn: str,
+    loss_fn_config: dict[str, Any] | None = None,
+    metrics: dict[str, Any] | None = None,
+) -> list[torch.Tensor]:
+    """``num_substeps`` optimizer steps on consecutive parts of the data, with Adam, betas (0.9, 0.95) and eps 1e-8.
+
+    Returns the logprobs that the trainer gave each datum. Needs torch.
+    """
+    import torch
+
+    params = tinker.AdamParams(learning_rate=learning_rate, beta1=0.9, beta2=0.95, eps=1e-8)
+    logprobs_D = await train_parts(data_D, training_client, params, num_substeps, loss_fn, loss_fn_config, metrics)
+    return [torch.tensor(logprobs) for logprobs in logprobs_D]
+
+
+async def training_data(
+    trajectory_groups_P: list[TrajectoryGroup],
+    kl_reference_client: tinker.SamplingClient | None,
+    kl_penalty_coef: float,
+    kl_discount_factor: float,
+    include_provenance: bool = True,
+    estimator: AdvantageEstimator = "mean_centered",
+    gae_gamma: float = 1.0,
+    gae_lambda: float = 1.0,
+) -> tuple[list[tinker.Datum], dict[str, Any], TokenUsage]:
+    """Advantages, data, and the penalty to the reference policy. Returns (data, metrics, tokens of the reference)."""
+    advantages_P = [estimate_advantages(group, estimator, gae_gamma, gae_lambda) for group in trajectory_groups_P]
+    data_D, _ = assemble_training_data(trajectory_groups_P, advantages_P, include_provenance)
+    if kl_penalty_coef <= 0 or kl_reference_client is None or not data_D:
+        return data_D, {}, TokenUsage()
+    metrics, usage = await rl_metrics.incorporate_kl_penalty(
+        data_D, kl_reference_client, kl_penalty_coef, kl_discount_factor
+    )
+    return data_D, dict(metrics), usage
+
+
 @trace.scope
 async def prepare_minibatch(
+    env_group_builders_P: Sequence[EnvGroupBuilder],
     trajectory_groups_P: list[TrajectoryGroup],
-    config: Config,
-    kl_reference_client: tinker.SamplingClient | None = None,
-) -> tuple[list[tinker.Datum], dict[str, float]]:
-    """Advantages, data, and the penalty to the reference policy. Returns (data, metrics)."""
-    advantages_P = [
-        estimate_advantages(group, config.advantage_estimator, config.gae_gamma, config.gae_lambda)
-        for group in trajectory_groups_P
-    ]
-    data_D, _ = assemble_training_data(trajectory_groups_P, advantages_P, config.records_stability_info())
-    metrics: dict[str, float] = {}
-    if config.kl_penalty_coef > 0 and kl_reference_client is not None and data_D:
-        metrics, _ = await rl_metrics.incorporate_kl_penalty(
-            data_D, kl_reference_client, config.kl_penalty_coef, config.kl_discount_factor
-        )
-    return data_D, metrics
+    tokenizer: Any,
+    kl_reference_client: tinker.SamplingClient | None,
+    kl_penalty_coef: float,
+    kl_discount_factor: float,
+    include_provenance: bool = True,
+) -> tuple[list[tinker.Datum], dict[str, Any], TokenUsage]:
+    """Data of groups for a training step. Returns (data, metrics of the trajectories and of the penalty, tokens sampled and
+    scored).
+
+    ``tokenizer`` is not read: the reports of an iteration show the texts.
+    """
+    taglist_P = [builder.logging_tags() for builder in env_group_builders_P]
+    metrics: dict[str, Any] = dict(compute_trajectory_metrics(trajectory_groups_P, taglist_P))
+    data_D, kl_metrics, usage = await training_data(
+        trajectory_groups_P, kl_reference_client, kl_penalty_coef, kl_discount_factor, include_provenance
+    )
+    return data_D, {**metrics, **kl_metrics}, rollout_usage(trajectory_groups_P) + usage
 
 
 def rollout_usage(trajectory_groups: Sequence[TrajectoryGroup]) -> TokenUsage:
