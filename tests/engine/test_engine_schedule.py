@@ -131,6 +131,28 @@ def test_training_goes_on_while_samples_keep_coming(engine: Engine, start: Calla
     assert isinstance(sampling(), RuntimeFault)
 
 
+def test_freed_memory_goes_back_once_after_a_rest(
+    engine: Engine, start: Callable[[], None], data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, rested = [], threading.Event()
+
+    def give_back() -> Iterator[None]:
+        given.append(1)
+        rested.set()
+        yield
+
+    monkeypatch.setattr(engine_module, "give_back_freed_memory", give_back)
+    monkeypatch.setattr(engine_module, "_IDLE_SECONDS", 0.05)
+    client = Client(engine)
+    start()
+    for times in (1, 2):
+        client.call("create", run=RunSpec(f"run{times}", "tiny", LoraSpec(rank=2)))
+        client.call("forward_backward", batch=[LossRequest(f"run{times}", 1, data.batch(2), "cross_entropy")])
+        assert rested.wait(WAIT)
+        rested.clear()
+        assert not rested.wait(0.2) and len(given) == times
+
+
 def test_publish_follows_the_training_calls_before_it(engine: Engine, start: Callable[[], None], data: Any) -> None:
     client = Client(engine)
     client.submit("create", run=RunSpec("run", "tiny", LoraSpec(rank=2, seed=1)))

@@ -239,6 +239,44 @@ def test_equal_prompts_of_many_requests_are_read_once(new_sampler: NewSampler, r
     assert futures[7].result().sequences[0].tokens.tolist() == alone.sequences[0].tokens.tolist()
 
 
+def test_turns_of_a_conversation_hold_its_tokens_about_twice_and_not_once_a_turn(
+    new_sampler: NewSampler, request_of: Any, data: Any
+) -> None:
+    """A prompt and its answer supersede those of earlier turns, which a retry still finds inside them."""
+    sampler, thirds = new_sampler(), list(range(0, 512, 3))
+    first = talk = data.tokens(20)
+    known = 0
+    for turn in range(5):
+        result = sampled(sampler, request_of(f"t{turn}", tokens=talk, max_tokens=50, stop_token_ids=thirds))
+        assert result.sequences[0].stop_reason == "stop" and result.prompt_cache_hit_tokens >= known
+        answer = np.asarray(result.sequences[0].tokens)
+        asked, known = len(talk), len(talk) + len(answer) - 1
+        talk = np.concatenate([talk, answer, data.tokens(12)])
+    assert sampler.batcher.prefixes.tokens == sampler.batcher.budget.used == asked + known
+    again = sampled(sampler, request_of("again", tokens=first))
+    assert again.prompt_cache_hit_tokens == 19
+
+
+def test_a_prompt_stays_ready_beside_its_answers(new_sampler: NewSampler, request_of: Any) -> None:
+    sampler = new_sampler()
+    for number in range(3):
+        hit = sampled(sampler, request_of(f"q{number}", seed=number, max_tokens=20)).prompt_cache_hit_tokens
+        assert hit == (20 if number else 0)
+
+
+def test_large_keys_and_values_are_mapped_and_give_the_same_samples(
+    new_sampler: NewSampler, request_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tinker_backend.runtime import kv_cache
+
+    usual = sampled(new_sampler(), request_of(num_samples=4, max_tokens=100))
+    monkeypatch.setattr(kv_cache, "_OWN_MAPPING_BYTES", 1)
+    mapped = sampled(new_sampler(), request_of(num_samples=4, max_tokens=100))
+    for one, other in zip(usual.sequences, mapped.sequences, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_array_equal(one.logprobs, other.logprobs)
+
+
 def test_a_prefix_of_one_version_is_not_used_by_another(
     new_trainer: Callable[..., TorchTrainer], new_sampler: NewSampler, request_of: Any, data: Any, disturbed: Any
 ) -> None:

@@ -332,7 +332,9 @@ class Batcher:
             tokens = np.concatenate(
                 [np.asarray(sample.job.request.tokens, dtype=np.int64), np.asarray(sample.tokens, dtype=np.int64)]
             )[:length]
-            kv = pool.row(pool.owners.index(sample))[:, :, :length].clone()
+            base = sample.job.version.base
+            kv = new_kv(base.architecture, None, length, base.dtype, base.device)
+            kv.copy_(pool.row(pool.owners.index(sample))[:, :, :length])
             self.budget.used += length
             self.prefixes.keep(Segment(sample.job.version.name, tokens, kv))
         self._leave_row(sample, pool)

@@ -14,12 +14,14 @@ from tinker_backend.config import EngineConfig
 from tinker_backend.models.location import resolve_model
 from tinker_backend.runtime.base_model import BaseModel, load_base_model
 from tinker_backend.runtime.engine import Engine
-from tinker_backend.runtime.hardware import chosen_threads, pick_device, pick_dtype, use_fast_float32
+from tinker_backend.runtime.hardware import available_memory, chosen_threads, pick_device, pick_dtype, use_fast_float32
+from tinker_backend.runtime.kv_cache import bytes_per_token
 from tinker_backend.runtime.roles import RuntimeFault
 from tinker_backend.runtime.torch_sampler import TorchSampler
 from tinker_backend.runtime.torch_trainer import TorchTrainer
 
 log = logging.getLogger(__name__)
+_KV_CACHE_TOKENS = 65536
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,15 @@ def _known(role: str, given: dict[str, Any], keys: set[str]) -> None:
                 f"{role}.strategy_args.strategy_config.{key}: unknown to the torch strategy; known: {', '.join(sorted(keys))}",
                 "user",
             )
+
+
+def _kv_cache_tokens(bases: list[BaseModel]) -> int:
+    """Tokens of keys and values: 65,536, on a processor no more than a quarter of the free memory holds; always a context."""
+    free = available_memory() if bases[0].device.type == "cpu" else None
+    if free is None:
+        return _KV_CACHE_TOKENS
+    fits = free // 4 // max(bytes_per_token(base.architecture, base.dtype) for base in bases)
+    return max(2 * max(base.context for base in bases), min(_KV_CACHE_TOKENS, fits))
 
 
 def build_engine(config: EngineConfig) -> Built:
@@ -91,7 +102,7 @@ def build_engine(config: EngineConfig) -> Built:
     trainer = TorchTrainer(models, tokens, bool(checkpointing))
     sampler = TorchSampler(
         models,
-        _count(infer.strategy_config, "kv_cache_tokens", 65536),
+        _count(infer.strategy_config, "kv_cache_tokens", _kv_cache_tokens(bases)),
         _count(infer.strategy_config, "max_batch_size", 64),
         _count(infer.strategy_config, "prefill_tokens_per_step", 1024),
     )

@@ -18,6 +18,7 @@ from typing import Any
 from tinker_backend.runtime.arrivals import Burst
 from tinker_backend.runtime.base_model import BaseModel
 from tinker_backend.runtime.calls import Call, trainer_call
+from tinker_backend.runtime.hardware import give_back_freed_memory
 from tinker_backend.runtime.roles import LossRequest, LossResult, RuntimeFault, SampleRequest
 from tinker_backend.runtime.torch_sampler import TorchSampler
 from tinker_backend.runtime.torch_trainer import Steps, TorchTrainer
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 _CREDIT_SECONDS = 10.0
 """How far one side may fall behind before its claim is forgotten (an idle side saves nothing up)."""
+_IDLE_SECONDS = 10.0
+"""Without work for so long, freed memory goes back to the system."""
 
 
 class Engine:
@@ -45,6 +48,7 @@ class Engine:
         self._burst = Burst()
         self._writer = ThreadPoolExecutor(1, "writer")
         self._spare_work: Iterator[None] | None = sampler.prepare()
+        self._worked = False
 
     def submit(self, call: Call) -> None:
         """Queues a call; its reply is called on the engine thread."""
@@ -63,7 +67,8 @@ class Engine:
         while True:
             with self._wake:
                 while not (self._inbox or self._stopping or self._busy() or self._spare_work):
-                    self._wake.wait()
+                    if not self._wake.wait(_IDLE_SECONDS if self._worked else None):
+                        self._worked, self._spare_work = False, give_back_freed_memory()
                 if not (self._inbox or self._stopping) and (patience := self._patience()) > 0:
                     self._wake.wait(patience)
                 if self._stopping:
@@ -83,14 +88,14 @@ class Engine:
         return self._burst.patience(time.monotonic(), self.sampler.batcher.running)
 
     def _use_spare_time(self) -> None:
-        """One piece of what makes later work faster; nothing depends on it."""
+        """One piece of what makes later work faster or gives memory back; nothing depends on it."""
         assert self._spare_work is not None
         try:
             next(self._spare_work)
         except StopIteration:
             self._spare_work = None
         except Exception:
-            log.exception("preparing the sampler failed; it works on without")
+            log.exception("work in spare time failed; the engine works on without")
             self._spare_work = None
 
     def queues(self) -> dict[str, int]:
@@ -177,6 +182,7 @@ class Engine:
             side = "training" if training else "sampling"
         else:
             return
+        self._worked = True
         start = time.monotonic()
         if side == "training":
             self._train()

@@ -6,7 +6,9 @@ the keys and values of a token prefix of one weights version; prompts that begin
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import math
+import mmap
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -20,6 +22,7 @@ from tinker_backend.runtime.architecture import Architecture
 
 _BLOCK = 16
 _SMALLEST_ROW = 64
+_OWN_MAPPING_BYTES = 1 << 20
 Tokens = npt.NDArray[np.int64]
 Owner = TypeVar("Owner")
 
@@ -41,7 +44,9 @@ def new_kv(
 ) -> Tensor:
     """(2 layers, [rows,] kv_heads, length, head_dim); index 2 i holds the keys of layer i, 2 i + 1 its values.
 
-    Zeroed: attention multiplies what is masked with 0, which only finite numbers survive.
+    Zeroed: attention multiplies what is masked with 0, which only finite numbers survive. On a processor what is large is
+    a mapping of its own, which goes back to the system as a whole: among the activations of training passes, segments that
+    come and go would leave holes that fit nothing.
     """
     shape = (
         2 * architecture.layers,
@@ -50,7 +55,15 @@ def new_kv(
         length,
         architecture.head_dim,
     )
-    return torch.zeros(shape, dtype=dtype, device=device)
+    count = math.prod(shape)
+    if device.type != "cpu" or count * dtype.itemsize < _OWN_MAPPING_BYTES:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype, count=count).view(shape)
+
+
+def bytes_per_token(architecture: Architecture, dtype: torch.dtype) -> int:
+    """Bytes of the keys and values of one token."""
+    return 2 * architecture.layers * architecture.kv_heads * architecture.head_dim * dtype.itemsize
 
 
 class RowPool(Generic[Owner]):
@@ -122,6 +135,7 @@ class PrefixCache:
         self._budget = budget
         self._segments: OrderedDict[int, Segment] = OrderedDict()
         self._index: dict[tuple[str, int], Segment] = {}
+        self._by_last_key: defaultdict[tuple[str, int], list[Segment]] = defaultdict(list)
 
     def find(self, version: str, tokens: Tokens) -> tuple[Segment, int] | None:
         """The segment that shares most of its beginning with ``tokens``, and how many tokens that is."""
@@ -140,13 +154,18 @@ class PrefixCache:
         return (found, length) if length >= _BLOCK else None
 
     def keep(self, segment: Segment) -> None:
-        """Takes over a segment whose tokens are already counted in the budget."""
+        """Takes over a segment whose tokens are already counted in the budget. Those that it contains may go."""
         if len(segment.tokens) < _BLOCK:
             self._budget.used -= len(segment.tokens)
             return
+        segment.keys.extend(_keys(segment.version, segment.tokens))
+        for key in segment.keys:
+            for other in list(self._by_last_key.get(key, ())):
+                if not other.users and _supersedes(segment, other):
+                    self._evict(other)
         self._segments[id(segment)] = segment
-        for key in _keys(segment.version, segment.tokens):
-            segment.keys.append(key)
+        self._by_last_key[segment.keys[-1]].append(segment)
+        for key in segment.keys:
             self._index[key] = segment
 
     def make_room(self, tokens: int) -> bool:
@@ -174,7 +193,23 @@ class PrefixCache:
         for key in segment.keys:
             if self._index.get(key) is segment:
                 del self._index[key]
+        alike = self._by_last_key[segment.keys[-1]]
+        alike.remove(segment)
+        if not alike:
+            del self._by_last_key[segment.keys[-1]]
         self._budget.used -= len(segment.tokens)
+
+
+def _supersedes(segment: Segment, other: Segment) -> bool:
+    """Whether ``segment`` is good for all that ``other`` is good for, as with the turns of one conversation.
+
+    A prompt is worth keeping beside its answers, since it can be asked again without computing anything; not beside a
+    longer prompt that goes on from it.
+    """
+    size = len(other.tokens)
+    if size > len(segment.tokens) or (other.last_hidden is not None and segment.last_hidden is None):
+        return False
+    return np.array_equal(segment.tokens[:size], other.tokens)
 
 
 def _keys(version: str, tokens: Tokens) -> Iterator[tuple[str, int]]:
