@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,22 +38,22 @@ class TokensWithLogprobs:
         return self.maybe_logprobs
 
 
-class TokenCompleter(ABC):
+class TokenCompleter:
     """A policy over tokens."""
 
-    @abstractmethod
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
         """Continue a prompt. ``max_tokens`` caps this answer; None leaves it to the policy."""
+        raise NotImplementedError
 
 
-class MessageCompleter(ABC):
+class MessageCompleter:
     """A policy over messages."""
 
-    @abstractmethod
     async def __call__(self, messages: list[Message]) -> Message:
         """Answer a conversation."""
+        raise NotImplementedError
 
 
 _seed_key: contextvars.ContextVar[tuple[object, ...] | None] = contextvars.ContextVar("seed_key", default=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,18 +36,31 @@ def build_sdft_teacher_prompt(
     return renderer.build_generation_prompt([*messages, Message(role="user", content=text)])
 
 
-def _completion(datum: tinker.Datum) -> tuple[np.ndarray, list[int]]:
-    """Positions of sampled tokens and the tokens."""
-    positions = np.flatnonzero(array(datum, "mask") > 0)
-    targets = np.asarray(datum.loss_fn_inputs["target_tokens"].to_numpy())
-    return positions, [int(token) for token in targets[positions]]
+@dataclass(frozen=True)
+class _Continuation:
+    """What the teacher is shown of a datum after its own prompt: everything from the first sampled token on, also what an
+    environment said in between."""
 
+    positions: np.ndarray  # of the sampled tokens in the datum
+    tokens: list[int]
+    first: int
 
-def _teacher_sequence(prompt: tinker.ModelInput, completion: list[int], limit: int) -> tuple[tinker.ModelInput, int]:
-    """Prompt and completion, cut at the context length; and how many completion tokens are left."""
-    kept = max(min(len(completion), limit - prompt.length), 0)
-    chunks = [*prompt.chunks, tinker.EncodedTextChunk(tokens=completion[:kept])] if kept else list(prompt.chunks)
-    return tinker.ModelInput(chunks=chunks), kept
+    @classmethod
+    def of(cls, datum: tinker.Datum) -> _Continuation:
+        positions = np.flatnonzero(array(datum, "mask") > 0)
+        targets = np.asarray(datum.loss_fn_inputs["target_tokens"].to_numpy())
+        first = int(positions[0]) if len(positions) else len(targets)
+        return cls(positions, [int(token) for token in targets[first:]], first)
+
+    def after(self, prompt: tinker.ModelInput, limit: int) -> tuple[tinker.ModelInput, np.ndarray]:
+        """The teacher's sequence, cut at the context length, and the positions of the sampled tokens in it."""
+        kept = max(min(len(self.tokens), limit - prompt.length), 0)
+        chunks = [*prompt.chunks, tinker.EncodedTextChunk(tokens=self.tokens[:kept])] if kept else list(prompt.chunks)
+        return tinker.ModelInput(chunks=chunks), self.positions[self.positions - self.first < kept]
+
+    def rows(self, positions: np.ndarray, prompt: tinker.ModelInput) -> np.ndarray:
+        """Where the teacher's predictions of these positions are, among those of its tokens after the first."""
+        return positions - self.first + prompt.length - 1
 
 
 async def compute_sdft_advantages(
@@ -61,26 +75,26 @@ async def compute_sdft_advantages(
     teacher_sum = student_sum = 0.0
     count = 0
 
-    async def score(datum: tinker.Datum, group: int) -> tuple[np.ndarray, int]:
-        _, completion = _completion(datum)
-        prompt = teacher_prompts_P[group]
-        sequence, kept = _teacher_sequence(prompt, completion, max_context_length)
+    async def score(datum: tinker.Datum, group: int) -> tuple[np.ndarray, np.ndarray, int]:
+        shown, prompt = _Continuation.of(datum), teacher_prompts_P[group]
+        sequence, positions = shown.after(prompt, max_context_length)
+        if not len(positions):
+            return np.zeros(0), positions, len(shown.positions)
         logprobs = (await score_tokens(teacher_client, [sequence]))[0]
-        return logprobs[prompt.length - 1 : prompt.length - 1 + kept], kept
+        return logprobs[shown.rows(positions, prompt)], positions, len(shown.positions)
 
     scored = await asyncio.gather(
         *(score(datum, row["group_idx"]) for datum, row in zip(data_D, metadata_D, strict=True))
     )
-    for datum, (teacher, kept) in zip(data_D, scored, strict=True):
-        positions, _ = _completion(datum)
-        truncated += kept < len(positions)
+    for datum, (teacher, positions, total) in zip(data_D, scored, strict=True):
+        truncated += len(positions) < total
         new = np.zeros(datum.model_input.length)
-        student = array(datum, "logprobs")[positions[:kept]]
-        new[positions[:kept]] = teacher - student
+        student = array(datum, "logprobs")[positions]
+        new[positions] = teacher - student
         add_to_advantages(datum, new - array(datum, "advantages"))
         teacher_sum += float(teacher.sum())
         student_sum += float(student.sum())
-        count += kept
+        count += len(positions)
     return {
         "sdft/num_datums": float(len(data_D)),
         "sdft/total_completion_tokens": float(count),
@@ -107,20 +121,19 @@ async def build_topk_distillation_datums(
     tokens outside ``vocab_size`` are dropped. One datum for each of ``data_D``; where nothing is left to learn, its weights
     are 0.
     """
-    truncated = 0
 
     async def build(datum: tinker.Datum, group: int) -> tuple[tinker.Datum, int, int]:
-        positions, completion = _completion(datum)
-        prompt = teacher_prompts_P[group]
-        sequence, kept = _teacher_sequence(prompt, completion, max_context_length)
-        rows = (await top_k_rows(teacher_client, sequence, topk))[prompt.length - 1 :]
+        shown, prompt = _Continuation.of(datum), teacher_prompts_P[group]
+        sequence, positions = shown.after(prompt, max_context_length)
         rows_N: list[list[tuple[int, float]]] = [[] for _ in range(datum.model_input.length)]
         weights_N = np.zeros(datum.model_input.length)
-        for number, position in enumerate(positions[:kept]):
-            row = [(t, lp) for t, lp in rows[number] if vocab_size is None or t < vocab_size]
-            rows_N[position] = row
+        rows = await top_k_rows(teacher_client, sequence, topk) if len(positions) else []
+        for number, (position, at) in enumerate(zip(positions, shown.rows(positions, prompt), strict=True)):
+            found = rows[at] if at < len(rows) else []
+            rows_N[position] = [(t, lp) for t, lp in found if vocab_size is None or t < vocab_size]
             weights_N[position] = float(number >= skip_first_n_tokens)
-        return soft_target_datum(datum.model_input, rows_N, weights_N, topk), kept, len(positions)
+        data = soft_target_datum(datum.model_input, rows_N, weights_N, topk)
+        return data, len(positions), len(shown.positions)
 
     built = await asyncio.gather(
         *(build(datum, row["group_idx"]) for datum, row in zip(data_D, metadata_D, strict=True))
@@ -138,8 +151,29 @@ async def build_topk_distillation_datums(
     return [datum for datum, _, _ in built], metrics
 
 
-# ``reverse_kl_custom_loss`` reads the same data: their weights are the teacher's probabilities.
-build_reverse_kl_datums = build_topk_distillation_datums
+async def build_reverse_kl_datums(
+    data_D: list[tinker.Datum],
+    metadata_D: Sequence[dict[str, int]],
+    teacher_client: tinker.SamplingClient,
+    teacher_prompts_P: Sequence[tinker.ModelInput],
+    topk: int = 20,
+    max_context_length: int = 32768,
+    vocab_size: int | None = None,
+    skip_first_n_tokens: int = 3,
+) -> tuple[list[tinker.Datum], dict[str, float]]:
+    """The same data for ``reverse_kl_custom_loss``: their weights are the teacher's probabilities."""
+    data, metrics = await build_topk_distillation_datums(
+        data_D,
+        metadata_D,
+        teacher_client,
+        teacher_prompts_P,
+        topk,
+        max_context_length,
+        vocab_size,
+        skip_first_n_tokens,
+    )
+    trained = sum(int((datum.loss_fn_inputs["weights"].to_numpy().sum(axis=1) > 0).sum()) for datum in data)
+    return data, {**metrics, "sdft/total_completion_positions": float(trained)}
 
 
 def reverse_kl_custom_loss(

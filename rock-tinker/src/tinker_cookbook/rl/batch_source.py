@@ -133,7 +133,10 @@ class StreamMinibatchSource(BatchSource):
 
 
 class AsyncWindowSource(BatchSource):
-    """Groups start as soon as the window allows, with the newest weights; training takes the oldest ones."""
+    """Groups start as soon as the window allows, with the newest weights; training takes the oldest finished ones.
+
+    ``in_order``: it waits for the oldest ones instead, so that a seeded run can be repeated.
+    """
 
     def __init__(
         self,
@@ -144,8 +147,10 @@ class AsyncWindowSource(BatchSource):
         max_steps_off_policy: int,
         start: int,
         end: int,
+        in_order: bool = False,
     ) -> None:
         super().__init__(dataset, sample_group, num_substeps)
+        self._in_order = in_order
         self._groups_per_batch = groups_per_batch
         self._window = groups_per_batch * (max_steps_off_policy + 1)
         self._started: deque[asyncio.Task[WrappedTrajectoryGroup | None]] = deque()
@@ -168,14 +173,29 @@ class AsyncWindowSource(BatchSource):
 
     async def minibatches(self, step: int) -> AsyncIterator[Minibatch]:
         self._fill()
-        oldest = [self._started[i] for i in range(min(self._groups_per_batch, len(self._started)))]
-        groups = await asyncio.gather(*oldest)
-        kept = _usable(list(groups), step)
+        count = min(self._groups_per_batch, len(self._started))
+        if self._in_order:
+            chosen = [self._started[i] for i in range(count)]
+            await asyncio.gather(*chosen)
+        else:
+            chosen = await self._oldest_finished(count)
+        kept = _usable([task.result() for task in chosen], step)
         if kept:
             yield Minibatch(kept, self._num_substeps)
         # Trained (or not usable): only now may the window move on.
-        for _ in oldest:
-            self._started.popleft()
+        for task in chosen:
+            self._started.remove(task)
+
+    async def _oldest_finished(self, count: int) -> list[asyncio.Task[WrappedTrajectoryGroup | None]]:
+        """Wait for so many groups, whichever they are; a failed one ends the run at once."""
+        while True:
+            finished = [task for task in self._started if task.done()]
+            for task in finished:
+                task.result()
+            if len(finished) >= count:
+                return finished[:count]
+            waiting = [task for task in self._started if not task.done()]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
         await _cancel(list(self._started))

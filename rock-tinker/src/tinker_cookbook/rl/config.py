@@ -124,8 +124,10 @@ class Config:
             raise ConfigurationError("kl_penalty_coef > 0 needs kl_reference_config (for example the base model)")
         if self.kl_discount_factor > 0 and self.training_loss_fn() == "stable_reinforce":
             raise ConfigurationError("kl_discount_factor > 0 cannot be combined with loss_fn=stable_reinforce")
-        if self.async_config is not None and self.stream_minibatch_config is not None:
-            raise ConfigurationError("give async_config or stream_minibatch_config, not both")
+        if self.async_config is not None and self.loss_fn not in ("importance_sampling", self.async_config.loss_fn):
+            raise ConfigurationError(
+                f"loss_fn={self.loss_fn!r} contradicts async_config.loss_fn={self.async_config.loss_fn!r}, which is used"
+            )
         if self.training_loss_fn() not in LOSSES:
             raise ConfigurationError(f"loss_fn={self.training_loss_fn()!r} is unknown; use one of {', '.join(LOSSES)}")
         if self.num_substeps < 1:
@@ -155,7 +157,7 @@ RunMode: TypeAlias = Literal["sync", "stream_minibatch", "async"]
 
 
 def run_mode(config: Config) -> RunMode:
-    """How sampling and training alternate."""
+    """How sampling and training alternate; ``async_config`` wins over ``stream_minibatch_config``."""
     if config.async_config is not None:
         return "async"
     return "stream_minibatch" if config.stream_minibatch_config is not None else "sync"

@@ -44,7 +44,7 @@ class _OpenDatum:
     logprobs: list[float] = field(default_factory=list)
     advantages: list[float] = field(default_factory=list)
     mask: list[float] = field(default_factory=list)
-    spans: list[tuple[str | None, int]] = field(default_factory=list)  # (sequence id if sampled, length)
+    spans: list[tuple[str | None, int, bool]] = field(default_factory=list)  # (sequence id, length, sampled)
 
     def extended_by(self, observation: list[Element]) -> bool:
         """Whether the observation starts with everything so far."""
@@ -58,7 +58,7 @@ class _OpenDatum:
         self.advantages += zeros
         self.mask += zeros
         if new:
-            self.spans.append((None, sum(sizes)))
+            self.spans.append((None, sum(sizes), False))
 
     def act(
         self, tokens: list[int], logprobs: list[float], advantage: float, trained: bool, sequence: str | None
@@ -67,7 +67,7 @@ class _OpenDatum:
         self.logprobs += logprobs
         self.advantages += [advantage if trained else 0.0] * len(tokens)
         self.mask += [1.0 if trained else 0.0] * len(tokens)
-        self.spans.append((sequence, len(tokens)))
+        self.spans.append((sequence, len(tokens), True))
 
     def close(self, provenance: bool) -> tinker.Datum:
         chunks = to_chunks(self.elements)
@@ -91,7 +91,8 @@ class _OpenDatum:
                 "mask": tinker.TensorData.from_numpy(mask),
             },
         )
-        return self._with_provenance(datum) if provenance else datum
+        named = all(sequence is not None for sequence, _, sampled in self.spans if sampled)
+        return self._with_provenance(datum) if provenance and named else datum
 
     def _with_provenance(self, datum: tinker.Datum) -> tinker.Datum:
         inputs = _spans(self.spans, 0, datum.model_input.length)
@@ -99,16 +100,16 @@ class _OpenDatum:
         return datum.with_provenance(model_input=inputs, loss_fn_inputs=targets)
 
 
-def _spans(spans: list[tuple[str | None, int]], start: int, end: int) -> list[Any]:
+def _spans(spans: list[tuple[str | None, int, bool]], start: int, end: int) -> list[Any]:
     """Provenance of the positions start..end: every observation is the prompt of the sequence sampled after it."""
     out: list[Any] = []
     position = 0
-    for index, (sequence, length) in enumerate(spans):
+    for index, (sequence, length, _) in enumerate(spans):
         begin, stop = max(position, start), min(position + length, end)
         if stop <= begin:
             pass
         elif sequence is None:
-            owner = next(following for following, _ in spans[index + 1 :] if following is not None)
+            owner = next(following for following, _, _ in spans[index + 1 :] if following is not None)
             out.append(tinker.PromptProvenanceSpan(sequence_id=owner, length=stop - begin, offset=begin))
         else:
             out.append(tinker.SampledProvenanceSpan(sequence_id=sequence, length=stop - begin, offset=begin - position))
@@ -166,7 +167,6 @@ def trajectory_to_data(
     three are 0 on observation tokens. The mask must be removed before sending (``without_mask``).
     """
     per_turn = _per_turn(traj_advantage, len(traj.transitions))
-    provenance = include_provenance and all(turn.ac.sequence_id is not None for turn in traj.transitions)
     data: list[tinker.Datum] = []
     open_datum: _OpenDatum | None = None
     for turn, advantage in zip(traj.transitions, per_turn, strict=True):
@@ -175,13 +175,13 @@ def trajectory_to_data(
         observation = to_elements(turn.ob)
         if open_datum is None or not open_datum.extended_by(observation):
             if open_datum is not None:
-                data.append(open_datum.close(provenance))
+                data.append(open_datum.close(include_provenance))
             open_datum = _OpenDatum()
         open_datum.observe(observation[len(open_datum.elements) :])
         trained = not turn.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY)
         open_datum.act(list(turn.ac.tokens), list(turn.ac.logprobs), advantage, trained, turn.ac.sequence_id)
     if open_datum is not None:
-        data.append(open_datum.close(provenance))
+        data.append(open_datum.close(include_provenance))
     return [datum for datum in data if datum.model_input.length > 0]
 
 

@@ -100,6 +100,7 @@ class TrainingLoop:
                 config.async_config.max_steps_off_policy,
                 start,
                 end,
+                in_order=config.sampling_seed is not None,
             )
         if self.mode == "stream_minibatch":
             assert config.stream_minibatch_config is not None

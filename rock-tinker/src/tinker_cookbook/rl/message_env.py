@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import tinker
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.renderers import Message, ParseFailureKind, Renderer, classify_parse_failure
-from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
+from tinker_cookbook.rl.rollout_limits import PARSE_FAILURE_DETAIL_MAX_CHARS, ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.rl.types import (
     PARSE_ERROR_MASKED_METRIC_KEY,
     STOP_METRIC_PREFIX,
@@ -25,8 +25,6 @@ from tinker_cookbook.rl.types import (
 )
 from tinker_cookbook.utils import logtree
 from tinker_cookbook.utils.logtree_formatters import ConversationFormatter
-
-PARSE_FAILURE_DETAIL_MAX_CHARS = 16384
 
 
 @dataclass
@@ -76,7 +74,8 @@ class EnvFromMessageEnv(Env):
         max_trajectory_tokens: longest next prompt; a longer one ends the episode with ``context_overflow_reward``
             as the reward of the turn. ``max_generation_tokens`` of it are kept free for the answer.
         terminate_on_length: whether an answer that was cut off for its length ends the episode, with that reward too.
-        parse_error_policy: lets the model try again; wins over ``terminate_on_parse_error``.
+        parse_error_policy: lets the model try again after an unreadable tool call, where the message environment can;
+            a response that does not end by itself gets its ``terminal_reward``.
         rollout_limits: limits that the rollout of this environment observes, unless it is given others.
     """
 
@@ -102,7 +101,6 @@ class EnvFromMessageEnv(Env):
         self.terminate_on_length = terminate_on_length
         self.parse_error_policy = parse_error_policy
         self.rollout_limits = rollout_limits
-        self._errors_in_a_row = 0
         self._stop: StopCondition = renderer.get_stop_sequences()
 
     def set_parse_error_policy(self, policy: ParseErrorPolicy) -> None:
@@ -151,39 +149,37 @@ class EnvFromMessageEnv(Env):
         )
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
-        message, termination = self.renderer.parse_response(action)
         if (extra or {}).get("stop_reason") == "length":
-            return await self._cut_off(message)
+            return await self._cut_off(action)
+        message, termination = self.renderer.parse_response(action)
         failure = classify_parse_failure(message, termination)
         if failure is not None and failure[0] is ParseFailureKind.STRUCTURAL:
-            handled = await self._unreadable(message, failure[1])
+            handled = self._unreadable(failure[1])
             if handled is not None:
                 return handled
-        self._errors_in_a_row = 0
         result = await self.message_env.step(message)
         logtree.log_formatter(ConversationFormatter([message]))
         return await self._continued(result)
 
-    async def _cut_off(self, message: Message) -> StepResult:
-        conversation = None if self.terminate_on_length else await self.message_env.observe_truncated_response(message)
+    async def _cut_off(self, action: Action) -> StepResult:
+        conversation: list[Message] | None = None
+        if not self.terminate_on_length:
+            message, _ = self.renderer.parse_response(action)
+            conversation = await self.message_env.observe_truncated_response(message)
         if conversation is not None:
             return await self._continued(MessageStepResult(0.0, False, conversation))
         metrics = _marked({"max_tokens_reached": 1.0}, StopReason.MAX_TOKENS)
         return self._ended(self.context_overflow_reward, metrics, {})
 
-    async def _unreadable(self, message: Message, details: str) -> StepResult | None:
+    def _unreadable(self, details: str) -> StepResult | None:
         policy = self.parse_error_policy
         if policy is None:
             if not self.terminate_on_parse_error:
                 return None
             return self._ended(self.failed_parse_reward, _marked({"parse_error": 1.0}, StopReason.PARSE_ERROR), {})
-        self._errors_in_a_row += 1
+        # A response that did not end by itself would be the prompt of the next one: there is no second try.
         metrics, logs = parse_error_records(policy, ParseFailureKind.STRUCTURAL, details)
-        if self._errors_in_a_row > policy.max_consecutive:
-            return self._ended(policy.terminal_reward, _marked(metrics, StopReason.PARSE_ERROR), logs)
-        note = Message(role="user", content=policy.retry_message(details))
-        conversation = await self._added([message, note])
-        return await self._continued(MessageStepResult(-policy.penalty_per_error, False, conversation, metrics, logs))
+        return self._ended(policy.terminal_reward, _marked(metrics, StopReason.PARSE_ERROR), logs)
 
     async def _continued(self, result: MessageStepResult) -> StepResult:
         prompt = await self._render(result.next_messages)

@@ -55,7 +55,8 @@ async def _score_and_count(
         if logprobs is None:
             raise RuntimeError("the server returned no prompt logprobs")
         cached = int(getattr(response, "prompt_cache_hit_tokens", 0) or 0)
-        usage = TokenUsage(sampled=1, prefill_cached=cached, prefill_uncached=sequence.length - cached)
+        sampled = sum(len(sequence.tokens) for sequence in response.sequences)
+        usage = TokenUsage(sampled=sampled, prefill_cached=cached, prefill_uncached=sequence.length - cached)
         return np.asarray([0.0 if value is None else value for value in logprobs[1:]], dtype=np.float64), usage
 
     scored = await asyncio.gather(*(score(sequence) for sequence in sequence_inputs))

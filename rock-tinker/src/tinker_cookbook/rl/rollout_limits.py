@@ -14,6 +14,8 @@ DEFAULT_LIMIT_STOP_REASONS = (
     StopReason.MAX_TOOL_CALLS,
     StopReason.ROLLOUT_TIMEOUT,
 )
+PARSE_FAILURE_DETAIL_MAX_CHARS = 16384
+"""How much of an error is shown to the model and logged."""
 DEFAULT_RETRY_MESSAGE_TEMPLATE = "Your last message could not be read: {details}. Answer again in the right format."
 
 
@@ -60,7 +62,7 @@ class ParseErrorPolicy:
 
     def retry_message(self, details: str) -> str:
         """What the model is told. Other braces of the template stay as they are."""
-        return self.retry_message_template.replace("{details}", details)
+        return self.retry_message_template.replace("{details}", details[:PARSE_FAILURE_DETAIL_MAX_CHARS])
 
 
 @chz.chz

@@ -73,6 +73,11 @@ def serialize_rollout_summaries_from_groups(
     return rows
 
 
+def _plain(value: Any) -> Any:
+    """A number of another library as one of Python; anything else as text."""
+    return value.item() if hasattr(value, "item") and getattr(value, "size", 1) == 1 else str(value)
+
+
 def rollout_summaries_jsonl_path(iteration_dir: str | Path, base_name: str) -> Path:
     """File of the summaries."""
     return Path(iteration_dir) / f"{base_name}_rollout_summaries.jsonl"
@@ -85,7 +90,7 @@ def write_rollout_summaries_jsonl_from_groups(
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     rows = serialize_rollout_summaries_from_groups(split=split, iteration=iteration, groups_P=groups_P)
-    target.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows), encoding="utf-8")
+    target.write_text("".join(json.dumps(row, default=_plain) + "\n" for row in rows), encoding="utf-8")
 
 
 def _wrap(

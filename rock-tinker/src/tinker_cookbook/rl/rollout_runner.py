@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs, seed_scope, seeded
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.rl.types import (
@@ -31,6 +31,8 @@ from tinker_cookbook.utils import trace
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.rollout_presets import RolloutConfig
+
+logger = logging.getLogger(__name__)
 
 TRUNCATION_METRIC_KEY = "num_truncations_max_turn_tokens"
 """Metric of the last turn: how many turns before the end were cut off for their length."""
@@ -102,22 +104,22 @@ class RolloutHooks(Protocol):
 
     async def on_turn_begin(self, state: RolloutState) -> list[Message] | None:
         """Before each turn. Messages that are returned are appended to the conversation first."""
-        ...
+        return None
 
     async def on_stop_reason(self, reason: str, state: RolloutState) -> str | None:
         """When the episode is about to end for a reason that has a name. Returns the reason to end with; None goes on.
 
-        Not called after a timeout, nor where the first prompt is too long.
+        Not called when time runs out within a turn, nor where the first prompt is too long.
         """
-        ...
+        return reason
 
     async def on_grade(self, state: RolloutState) -> None:
         """When the environment has ended the episode itself, and has so graded it."""
-        ...
+        return None
 
     async def on_artifacts(self, state: RolloutState) -> None:
         """At the end of every episode."""
-        ...
+        return None
 
 
 def stop_reason_from_metrics(metrics: Mapping[str, float]) -> str | None:
@@ -168,11 +170,17 @@ async def run_rollout(
     """
     parse_errors = parse_errors or (config.parse_errors if config else None)
     given = limits or (config.limits if config else None)
-    if given is not None and given.max_tool_calls is not None and isinstance(env, SupportsToolCallLimit):
-        env.set_max_tool_calls(given.max_tool_calls)
+    if given is not None and given.max_tool_calls is not None:
+        if isinstance(env, SupportsToolCallLimit):
+            env.set_max_tool_calls(given.max_tool_calls)
+        else:
+            logger.warning("max_tool_calls has no effect: %s counts no tool calls", type(env).__name__)
     limits = given or getattr(env, "rollout_limits", None) or RolloutLimits()
-    if parse_errors is not None and isinstance(env, SupportsParseErrorPolicy):
-        env.set_parse_error_policy(parse_errors)
+    if parse_errors is not None:
+        if isinstance(env, SupportsParseErrorPolicy):
+            env.set_parse_error_policy(parse_errors)
+        else:
+            logger.warning("parse_errors has no effect: %s has no set_parse_error_policy", type(env).__name__)
     return await _Episode(policy, env, limits, hooks).play()
 
 
@@ -197,7 +205,7 @@ class _Episode:
     async def play(self) -> Trajectory:
         """Play to the end."""
         try:
-            async with asyncio.timeout(self.limits.rollout_timeout_seconds):
+            async with asyncio.timeout(self.limits.rollout_timeout_seconds) as self._deadline:
                 reason = await self._turns()
         except TimeoutError:
             if self.limits.rollout_timeout_seconds is None:
@@ -237,15 +245,31 @@ class _Episode:
                     return reason
                 room = None
             observation, stop, done = await self._turn(observation, stop, room)
-            reason = None
-            if done:
-                reason = stop_reason_from_metrics(self.state.transitions[-1].metrics)
-            elif self.limits.max_turns is not None and self.state.turn_index >= self.limits.max_turns:
-                reason = StopReason.MAX_TURNS
+            reason = self._reason(done)
             confirmed = await self._confirmed(reason) if reason is not None else None
             self.ended_by_env = done and (reason is None or confirmed is not None)
+            if done and reason is not None and confirmed != reason:
+                self._withdraw(reason)
             if confirmed is not None or self.ended_by_env:
                 return confirmed
+
+    def _reason(self, done: bool) -> str | None:
+        limits = self.limits
+        if done:
+            return stop_reason_from_metrics(self.state.transitions[-1].metrics)
+        if limits.max_turns is not None and self.state.turn_index >= limits.max_turns:
+            return StopReason.MAX_TURNS
+        timeout = limits.rollout_timeout_seconds
+        if timeout is not None and time.monotonic() - self.started >= timeout:
+            self._deadline.reschedule(None)  # a hook may let the episode go on
+            return StopReason.ROLLOUT_TIMEOUT
+        return None
+
+    def _withdraw(self, reason: str) -> None:
+        """A hook has overruled the ending that the environment reported."""
+        last = self.state.transitions[-1]
+        last.episode_done = False
+        last.metrics = {key: value for key, value in last.metrics.items() if key != f"{STOP_METRIC_PREFIX}{reason}"}
 
     async def _begin_turn(self, observation: Observation, stop: StopCondition) -> tuple[Observation, StopCondition]:
         state = self.state
@@ -255,9 +279,7 @@ class _Episode:
         if not messages:
             return observation, stop
         if not isinstance(self.env, SupportsMessageInjection):
-            raise ConfigurationError(
-                f"{type(self.env).__name__} takes no messages from hooks: it has no inject_messages"
-            )
+            raise TypeError(f"{type(self.env).__name__} takes no messages from hooks: it has no inject_messages")
         observation, stop = await self.env.inject_messages(messages)
         self.final_ob, state.observation_tokens = observation, observation.length
         return observation, stop

@@ -77,7 +77,8 @@ class RetryOnFailure(RolloutStrategy):
 
 @dataclass
 class MinViableGroup(RolloutStrategy):
-    """A group counts when ``min_successful`` episodes succeed (default: three quarters, rounded up)."""
+    """A group counts when ``min_successful`` episodes succeed (default: three quarters, rounded up); failed ones are played
+    again first, up to ``max_retries`` times in the whole group."""
 
     min_successful: int | None = None
     max_retries: int = 3
@@ -103,24 +104,32 @@ async def _play(
 ) -> RolloutResult:
     errors: list[RolloutError] = []
     slots: dict[int, tuple[Trajectory, Env]] = {}
+    left = retries
 
-    async def attempt(index: int, env: Env) -> None:
-        try:
-            slots[index] = (await asyncio.wait_for(play_in_group(builder, policy, env, index), timeout or None), env)
-        except Exception as error:
-            logger.warning("rollout %d failed: %s: %s", index, type(error).__name__, error)
-            errors.append(RolloutError(type(error).__name__, str(error)))
+    async def fill(index: int, env: Env) -> None:
+        nonlocal left
+        while True:
+            try:
+                slots[index] = (
+                    await asyncio.wait_for(play_in_group(builder, policy, env, index), timeout or None),
+                    env,
+                )
+                return
+            except Exception as error:
+                logger.warning("rollout %d failed: %s: %s", index, type(error).__name__, error)
+                errors.append(RolloutError(type(error).__name__, str(error)))
+            if left <= 0:
+                return
+            left -= 1
+            fresh = await builder.make_envs()
+            env = fresh[index % len(fresh)]
 
-    pending = dict(enumerate(envs))
-    while pending:
-        await asyncio.gather(*(attempt(index, env) for index, env in pending.items()))
-        missing = [index for index in pending if index not in slots]
-        if not missing or retries <= 0 or len(slots) >= needed:
-            break
-        again = missing[:retries]
-        retries -= len(again)
-        fresh = await builder.make_envs()
-        pending = {index: fresh[index] for index in again}
+    try:
+        async with asyncio.TaskGroup() as group:
+            for index, env in enumerate(envs):
+                group.create_task(fill(index, env))
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from failed
     if len(slots) < needed or not slots:
         kinds = ", ".join(sorted({error.error_type for error in errors}))
         last = errors[-1].error_message if errors else "no environments"

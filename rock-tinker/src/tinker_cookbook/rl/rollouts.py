@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
@@ -106,20 +106,39 @@ async def do_group_rollout(
         result = await (strategy or FailFast()).execute(env_group_builder, policy)
         rewards = await _grade(env_group_builder, result.trajectories, result.envs, termination)
     finally:
-        await env_group_builder.cleanup()
-    finals: list[float] = []
-    for trajectory, (reward, _) in zip(result.trajectories, rewards, strict=True):
-        cut_off = trajectory.stop_reason in termination.limit_stop_reasons
-        if termination.zero_reward_on_limit and cut_off:
+        await _uninterrupted(env_group_builder.cleanup())
+    finals, metrics_G = [], []
+    for trajectory, (reward, metrics) in zip(result.trajectories, rewards, strict=True):
+        if termination.zero_reward_on_limit and trajectory.stop_reason in termination.limit_stop_reasons:
             steps = sum(turn.reward for turn in trajectory.transitions)
-            reward = min(steps + reward, 0.0) - steps
+            if steps + reward > 0:
+                reward, metrics = -steps, {**metrics, "zero_reward_on_limit": 1.0}
         finals.append(reward)
+        metrics_G.append(metrics)
     return TrajectoryGroup(
         trajectories_G=result.trajectories,
         final_rewards_G=finals,
-        metrics_G=[metrics for _, metrics in rewards],
+        metrics_G=metrics_G,
         rollout_errors=result.errors,
     )
+
+
+async def _uninterrupted(cleanup: Coroutine[Any, Any, None]) -> None:
+    """Finish a clean-up even if this task is cancelled meanwhile; the cancellation is passed on afterwards."""
+    task = asyncio.create_task(cleanup)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                break
+            cancelled = error
+        except Exception:
+            break  # raised below
+    if cancelled is not None:
+        raise cancelled
+    await task
 
 
 async def _grade(

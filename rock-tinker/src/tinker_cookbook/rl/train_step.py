@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 import tinker
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl import metrics as rl_metrics
 from tinker_cookbook.rl.advantages import AdvantageEstimator, estimate_advantages
 from tinker_cookbook.rl.config import Config
@@ -90,6 +91,10 @@ def submit(
 ) -> SubmittedCalls:
     """Submit the gradients of the data, if there are any, and the optimizer step, if there are parameters for one."""
     submitted = SubmittedCalls()
+    if loss_fn == "stable_reinforce" and any(datum.model_input_spans is None for datum in data_D):
+        raise ConfigurationError(
+            "loss_fn=stable_reinforce needs data with provenance: every action with the sequence_id of its sample"
+        )
     if data_D:
         sent = [without_mask(datum) for datum in data_D]
         config = dict(loss_fn_config) if loss_fn_config else None

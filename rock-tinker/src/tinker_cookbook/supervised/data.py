@@ -211,7 +211,7 @@ class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
         held_out: list[list[Message]] = []
         pools: list[list[list[Message]]] = []
         for source in self.sources:
-            loaded = datasets.load_dataset(source.path, source.name, split=source.split)
+            loaded = datasets.load_dataset(source.path, name=source.name, split=source.split)
             rows = [conversation_from_row(row, source.message_field, source.path) for row in loaded]
             rows = [rows[int(i)] for i in rng.permutation(len(rows))]
             held_out += rows[: self.test_size]

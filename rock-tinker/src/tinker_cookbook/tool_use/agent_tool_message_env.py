@@ -9,18 +9,21 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.renderers import Message, ParseFailureKind, Renderer, ToolCall, get_text_content
+from tinker_cookbook.renderers import Message, ParseFailureKind, Renderer, ToolCall, format_content_as_string
 from tinker_cookbook.rl.message_env import (
-    PARSE_FAILURE_DETAIL_MAX_CHARS,
     EnvFromMessageEnv,
     MessageEnv,
     MessageStepResult,
     parse_error_records,
 )
-from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, TerminationRewardPolicy
+from tinker_cookbook.rl.rollout_limits import (
+    PARSE_FAILURE_DETAIL_MAX_CHARS,
+    ParseErrorPolicy,
+    TerminationRewardPolicy,
+)
 from tinker_cookbook.rl.rollout_presets import RolloutConfig, ToolExecution, default_rollout_config_for_model
 from tinker_cookbook.rl.types import Logs, Metrics, StopReason
-from tinker_cookbook.tool_use.tools import handle_tool_call
+from tinker_cookbook.tool_use.tools import error_tool_result, handle_tool_call
 from tinker_cookbook.tool_use.types import Tool, ToolResult
 
 __all__ = [
@@ -71,8 +74,9 @@ class AgentToolMessageEnv(MessageEnv):
         return self.history
 
     def set_max_tool_calls(self, max_tool_calls: int) -> None:
-        """Limit the number of calls in the episode."""
-        self.max_tool_calls = max_tool_calls
+        """Limit the number of calls in the episode; a tighter limit that is there already stays."""
+        known = self.max_tool_calls
+        self.max_tool_calls = max_tool_calls if known is None else min(known, max_tool_calls)
 
     def set_parse_error_policy(self, policy: ParseErrorPolicy) -> None:
         """Use another policy for unreadable calls."""
@@ -96,8 +100,9 @@ class AgentToolMessageEnv(MessageEnv):
         self._errors_in_a_row = 0
         metrics: Metrics = {}
         logs: Logs = {}
+        if text := _shown(message):
+            logs["assistant_content"] = text
         if not calls:
-            logs["assistant_content"] = get_text_content(message)
             return await self._end(StopReason.COMPLETED, metrics, logs)
         dropped = 0
         if self.max_tool_calls is not None:
@@ -109,10 +114,15 @@ class AgentToolMessageEnv(MessageEnv):
         results = await self._run(calls)
         for index, (call, result) in enumerate(zip(calls, results, strict=True)):
             logs[f"tool_call_{index}"] = f"{call.function.name}({call.function.arguments})"
-            logs[f"tool_result_{index}"] = "\n".join(get_text_content(answer) for answer in result.messages)
+            logs[f"tool_result_{index}"] = "\n".join(_shown(answer) for answer in result.messages)
             self.history.extend(result.messages)
             for key, value in result.metrics.items():
                 metrics[key] = metrics.get(key, 0) + value
+        if unparsed:
+            errors = "\n".join(call.error for call in unparsed)
+            metrics["parse_error"] = 1.0
+            logs["parse_errors"] = errors
+            self.history.extend(error_tool_result(errors, error_type="unparsed_call").messages)
         reason = self._reason(dropped, results)
         if reason is not None:
             return await self._end(reason, {**metrics, reason.value: 1.0}, logs)
@@ -141,7 +151,9 @@ class AgentToolMessageEnv(MessageEnv):
         if ends.episode_done:
             ends.metrics["stop/parse_error"] = 1.0
         elif self._turn_count >= self.max_turns:
-            return await self._end(StopReason.MAX_TURNS, {**ends.metrics, "max_turns": 1.0}, ends.logs)
+            ends.episode_done = True
+            ends.reward = self.failed_parse_reward if policy is None else policy.terminal_reward
+            ends.metrics.update({"max_turns": 1.0, "stop/max_turns": 1.0})
         else:
             note = (policy or ParseErrorPolicy()).retry_message(details)
             self.history.append(Message(role="user", content=note))
@@ -167,6 +179,10 @@ class AgentToolMessageEnv(MessageEnv):
         if not inspect.isawaitable(graded):
             return graded
         return await asyncio.wait_for(_awaited(graded), policy.grader_timeout_seconds if policy is not None else None)
+
+
+def _shown(message: Message) -> str:
+    return format_content_as_string(message["content"], separator="\n").strip()
 
 
 async def _awaited(graded: Awaitable[RewardResult]) -> RewardResult:
