@@ -46,7 +46,7 @@ async def test_teacher_term_equals_its_formula(seed: int, universal_tokenizer: A
     groups = [one_turn(rng), one_turn(rng)]
     teachers = [teacher_of(universal_tokenizer, rng), teacher_of(universal_tokenizer, rng)]
     data, _ = assemble_training_data(groups, [[0.0], [0.0]])
-    metrics = await train_on_policy.incorporate_kl_penalty(data, teachers, [0, 1], 0.7)  # type: ignore[arg-type]
+    metrics = await train_on_policy.incorporate_kl_penalty(data, teachers, [0, 1], 0.7, 0.0)  # type: ignore[arg-type]
     kls = []
     for group, teacher, datum in zip(groups, teachers, data, strict=True):
         turn = group.trajectories_G[0].transitions[0]

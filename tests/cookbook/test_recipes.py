@@ -185,7 +185,7 @@ async def test_the_three_stages_of_rlhf_run_after_one_another(common: dict[str, 
     )
     for stage in ("sft", "rm", "rl"):
         assert rows(tmp_path / "rlhf" / stage)
-    assert "test/win_rate" in rows(tmp_path / "rlhf" / "rl")[0]
+    assert "win_rate" in rows(tmp_path / "rlhf" / "rl")[0]
 
 
 def test_image_recipe_refuses_with_the_reason() -> None:

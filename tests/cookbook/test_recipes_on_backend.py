@@ -202,7 +202,7 @@ def test_the_stages_of_rlhf_follow_one_another(recipe_backend: RecipeBackend, tm
         "lora_rank": 4,
     }
     recipe_backend.run_recipe("preference.rlhf.rlhf_pipeline", tmp_path, settings)
-    for stage, keys in (("sft", SL_KEYS), ("rm", SL_KEYS), ("rl", RL_KEYS | {"test/win_rate", "test/stderr"})):
+    for stage, keys in (("sft", SL_KEYS), ("rm", SL_KEYS), ("rl", RL_KEYS | {"win_rate", "stderr"})):
         rows = metric_rows(tmp_path / "run" / stage)
         seen = {key for row in rows for key in row}
         assert rows and keys <= seen, (stage, sorted(keys - seen))

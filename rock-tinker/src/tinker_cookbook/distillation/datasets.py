@@ -25,6 +25,7 @@ from tinker_cookbook.rl.types import (
     StepResult,
     Trajectory,
 )
+from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.utils.file_utils import read_jsonl
 
 
@@ -66,21 +67,34 @@ class TaggedGroupBuilder(EnvGroupBuilder):
         return self.builder.logging_tags()
 
 
-class CompositeDataset(RLDataset):
+class CompositeDataset:
     """Each batch holds groups of every dataset; as long as the shortest one."""
 
     def __init__(self, datasets: list[RLDataset], groups_per_batch_list: list[int]) -> None:
         self.datasets, self.groups_per_batch_list = datasets, groups_per_batch_list
 
-    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        return [
-            TaggedGroupBuilder(builder, number)
-            for number, dataset in enumerate(self.datasets)
-            for builder in dataset.get_batch(index)
+    def get_batch(self, i_batch: int) -> tuple[list[EnvGroupBuilder], list[int]]:
+        """Groups of a batch, and the number of the dataset that each comes from."""
+        rows = [
+            (builder, number) for number, dataset in enumerate(self.datasets) for builder in dataset.get_batch(i_batch)
         ]
+        return [builder for builder, _ in rows], [number for _, number in rows]
 
     def __len__(self) -> int:
         return min(len(dataset) for dataset in self.datasets)
+
+
+class TaggedDataset(RLDataset):
+    """A mixture whose groups know which dataset they come from."""
+
+    def __init__(self, mixture: CompositeDataset) -> None:
+        self._mixture = mixture
+
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        return [TaggedGroupBuilder(*row) for row in zip(*self._mixture.get_batch(index), strict=True)]
+
+    def __len__(self) -> int:
+        return len(self._mixture)
 
 
 @chz.chz
@@ -93,7 +107,8 @@ class CompositeDatasetBuilder(RLDatasetBuilder):
         built = [await config.dataset_builder() for config in self.configs]
         groups = [config.groups_per_batch for config in self.configs]
         tests = [test for _, test in built if test is not None]
-        return CompositeDataset([train for train, _ in built], groups), tests[0] if tests else None
+        mixture = CompositeDataset([train for train, _ in built], groups)
+        return TaggedDataset(mixture), tests[0] if tests else None
 
 
 class PromptOnlyEnv(ProblemEnv):
@@ -128,23 +143,21 @@ class PromptOnlyDataset(RLDataset):
         batch_size: int,
         group_size: int,
         renderer: renderers.Renderer,
-        convo_prefix: list[Message] | None = None,
+        tokenizer: Tokenizer,
         max_prompt_tokens: int | None = None,
+        convo_prefix: list[Message] | None = None,
         dataset_name: str = "prompts",
     ) -> None:
         self.prompts, self.batch_size, self.group_size = prompts, batch_size, group_size
-        self.renderer, self.convo_prefix = renderer, convo_prefix
+        self.renderer, self.tokenizer, self.convo_prefix = renderer, tokenizer, convo_prefix
         self.max_prompt_tokens, self.dataset_name = max_prompt_tokens, dataset_name
 
     def _cut(self, prompt: str) -> str:
         if self.max_prompt_tokens is None:
             return prompt
-        tokens = self.renderer.tokenizer.encode(prompt, add_special_tokens=False)
-        return (
-            prompt
-            if len(tokens) <= self.max_prompt_tokens
-            else str(self.renderer.tokenizer.decode(tokens[: self.max_prompt_tokens]))
-        )
+        tokens = self.tokenizer.encode(prompt, add_special_tokens=False)
+        kept = tokens[: self.max_prompt_tokens]
+        return prompt if len(kept) == len(tokens) else str(self.tokenizer.decode(kept))
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         rows = self.prompts[index * self.batch_size : (index + 1) * self.batch_size]
@@ -161,8 +174,8 @@ class PromptOnlyDataset(RLDataset):
         return math.ceil(len(self.prompts) / self.batch_size)
 
 
-def load_deepmath_prompts(split: Literal["train", "dev"] = "train") -> list[str]:
-    """Questions of DeepMath-103K; the first 256 are held out as "dev"."""
+def load_deepmath_prompts(split: Literal["train", "test"] = "train") -> list[str]:
+    """Questions of DeepMath-103K; the first 256 are held out as "test"."""
     import datasets
 
     rows = datasets.load_dataset("zwhe99/DeepMath-103K", split="train")
@@ -222,8 +235,9 @@ class PromptOnlyDatasetBuilder(RLDatasetBuilder):
             self.groups_per_batch,
             self.group_size,
             renderer,
-            self.convo_prefix,
+            tokenizer,
             self.max_prompt_tokens,
+            self.convo_prefix,
             self.dataset_name,
         )
         return dataset, None

@@ -16,21 +16,25 @@ import chz
 import numpy as np
 
 import tinker
-from tinker_cookbook.checkpoint_utils import CheckpointRecord
+from tinker_cookbook.checkpoint_utils import CheckpointManager, CheckpointRecord
 from tinker_cookbook.distillation.datasets import (
+    CompositeDataset,
     CompositeDatasetBuilder,
     DistillationDatasetConfig,
+    TaggedDataset,
     TaggedGroupBuilder,
     TeacherConfig,
 )
-from tinker_cookbook.eval.evaluators import SamplingClientEvaluatorBuilder
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluator, SamplingClientEvaluatorBuilder
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl import config as rl_config
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.rl.advantages import estimate_advantages
 from tinker_cookbook.rl.batch_source import WrappedTrajectoryGroup
+from tinker_cookbook.rl.config import LossFnType
 from tinker_cookbook.rl.data_processing import assemble_training_data
 from tinker_cookbook.rl.loop import TrainingLoop
+from tinker_cookbook.rl.metric_util import compute_trajectory_metrics
 from tinker_cookbook.rl.metrics import (
     add_to_advantages,
     array,
@@ -38,7 +42,12 @@ from tinker_cookbook.rl.metrics import (
     full_sequence,
     score_tokens,
 )
-from tinker_cookbook.utils import trace
+from tinker_cookbook.rl.sampler_weights import compute_full_batch_metrics_and_get_sampling_client
+from tinker_cookbook.rl.train_step import train_parts
+from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
+from tinker_cookbook.stores.training_store import TrainingRunStore
+from tinker_cookbook.tokenizer_utils import Tokenizer
+from tinker_cookbook.utils import ml_log, trace
 from tinker_cookbook.utils.config_fields import shared_values
 
 
@@ -48,7 +57,7 @@ async def incorporate_kl_penalty(
     teacher_clients_D: Sequence[tinker.SamplingClient],
     dataset_indices_D: Sequence[int],
     kl_penalty_coef: float,
-    kl_discount_factor: float = 0.0,
+    kl_discount_factor: float,
 ) -> dict[str, float]:
     """Add the teacher term to the advantages in place. Returns ``teacher_kl`` and ``teacher_kl/dataset_<i>``."""
 
@@ -91,7 +100,7 @@ class Config:
     lora_rank: int = 32
     kl_penalty_coef: float = 1.0
     kl_discount_factor: float = 0.0
-    loss_fn: str = "importance_sampling"
+    loss_fn: LossFnType = "importance_sampling"
     loss_fn_config: dict[str, Any] | None = None
     num_substeps: int = 1
     wandb_project: str | None = None
@@ -128,6 +137,77 @@ async def teacher_clients(
     return [known[(teacher.base_model, teacher.load_checkpoint_path)] for teacher in teachers]
 
 
+async def distillation_data(
+    trajectory_groups_P: list[TrajectoryGroup],
+    dataset_indices_P: Sequence[int],
+    teacher_clients: Sequence[tinker.SamplingClient],
+    kl_penalty_coef: float,
+    kl_discount_factor: float,
+) -> tuple[list[tinker.Datum], dict[str, float]]:
+    """Data of groups, whose advantages are those of the rewards and the teacher term; and the metrics of the term."""
+    advantages_P = [estimate_advantages(group) for group in trajectory_groups_P]
+    data_D, metadata_D = assemble_training_data(trajectory_groups_P, advantages_P, include_provenance=False)
+    datasets_D = [dataset_indices_P[row["group_idx"]] for row in metadata_D]
+    teachers_D = [teacher_clients[i] for i in datasets_D]
+    metrics = await incorporate_kl_penalty(data_D, teachers_D, datasets_D, kl_penalty_coef, kl_discount_factor)
+    return data_D, metrics
+
+
+@trace.scope
+async def prepare_minibatch(
+    env_group_builders_P: Sequence[EnvGroupBuilder],
+    trajectory_groups_P: list[TrajectoryGroup],
+    tokenizer: Tokenizer,
+    dataset_indices_P: list[int],
+    teacher_clients: list[tinker.SamplingClient],
+    kl_penalty_coef: float,
+    kl_discount_factor: float,
+) -> tuple[list[tinker.Datum], dict[str, Any]]:
+    """Data of groups with the teacher term; ``dataset_indices_P`` says which teacher each group has. Returns (data, metrics of
+    the trajectories and of the term). ``tokenizer`` is not read."""
+    taglist_P = [builder.logging_tags() for builder in env_group_builders_P]
+    metrics: dict[str, Any] = dict(compute_trajectory_metrics(trajectory_groups_P, taglist_P))
+    data_D, kl_metrics = await distillation_data(
+        trajectory_groups_P, dataset_indices_P, teacher_clients, kl_penalty_coef, kl_discount_factor
+    )
+    return data_D, {**metrics, **kl_metrics}
+
+
+@trace.scope
+async def do_train_step_and_get_sampling_client(
+    config: Config,
+    i_batch: int,
+    training_client: tinker.TrainingClient,
+    checkpoint_mgr: CheckpointManager,
+    service_client: tinker.ServiceClient,
+    tokenizer: Tokenizer,
+    env_group_builders_P: Sequence[EnvGroupBuilder],
+    trajectory_groups_P: list[TrajectoryGroup],
+    dataset_indices_P: list[int],
+    teacher_clients: list[tinker.SamplingClient],
+    store: TrainingRunStore | None = None,
+) -> tuple[tinker.SamplingClient, dict[str, Any]]:
+    """Train on the groups of batch ``i_batch``. Returns (sampler for the next batch, metrics). ``service_client`` and ``store``
+    are not read."""
+    data_D, metrics = await prepare_minibatch(
+        env_group_builders_P,
+        trajectory_groups_P,
+        tokenizer,
+        dataset_indices_P,
+        teacher_clients,
+        config.kl_penalty_coef,
+        config.kl_discount_factor,
+    )
+    params = tinker.AdamParams(learning_rate=config.learning_rate, beta1=0.9, beta2=0.95, eps=1e-8)
+    logprobs_D = await train_parts(
+        data_D, training_client, params, config.num_substeps, config.loss_fn, config.loss_fn_config, metrics
+    )
+    sampler, closing = await compute_full_batch_metrics_and_get_sampling_client(
+        training_client, checkpoint_mgr, i_batch + 1, data_D, logprobs_D, config.compute_post_kl
+    )
+    return sampler, {**metrics, **closing}
+
+
 class OnPolicyDistillationLoop(TrainingLoop):
     """RL loop whose advantages get the teacher term."""
 
@@ -141,18 +221,13 @@ class OnPolicyDistillationLoop(TrainingLoop):
         self.teachers = await teacher_clients(service_client, configs)
 
     async def prepare(self, groups: Sequence[WrappedTrajectoryGroup]) -> tuple[list[tinker.Datum], dict[str, float]]:
-        trajectory_groups = [group.trajectory_group for group in groups]
-        advantages_P = [estimate_advantages(group) for group in trajectory_groups]
-        data_D, metadata_D = assemble_training_data(trajectory_groups, advantages_P, include_provenance=False)
-        datasets_D = [dataset_index(groups[row["group_idx"]]) for row in metadata_D]
-        metrics = await incorporate_kl_penalty(
-            data_D,
-            [self.teachers[i] for i in datasets_D],
-            datasets_D,
+        return await distillation_data(
+            [group.trajectory_group for group in groups],
+            [dataset_index(group) for group in groups],
+            self.teachers,
             self.distillation.kl_penalty_coef,
             self.distillation.kl_discount_factor,
         )
-        return data_D, metrics
 
 
 def dataset_index(group: WrappedTrajectoryGroup) -> int:
@@ -168,6 +243,40 @@ def to_rl_config(config: Any, dataset_builder: Any) -> rl_config.Config:
     left_out = ("kl_penalty_coef", "kl_discount_factor", "dataset_builder")
     values = {key: value for key, value in shared_values(config, rl_config.Config).items() if key not in left_out}
     return rl_config.Config(dataset_builder=dataset_builder, **values)
+
+
+async def do_sync_training(
+    start_batch: int,
+    end_batch: int,
+    num_batches: int,
+    config: Config,
+    training_client: tinker.TrainingClient,
+    checkpoint_mgr: CheckpointManager,
+    service_client: tinker.ServiceClient,
+    evaluators: list[SamplingClientEvaluator],
+    dataset: CompositeDataset,
+    teacher_clients: list[tinker.SamplingClient],
+    ml_logger: ml_log.Logger,
+    tokenizer: Tokenizer,
+) -> None:
+    """Train on the batches ``start_batch``..``end_batch``; the final checkpoint is left to the caller. ``service_client`` is
+    not read."""
+    rl = to_rl_config(config, CompositeDatasetBuilder(configs=config.dataset_configs))
+    loop = OnPolicyDistillationLoop(
+        rl,
+        training_client,
+        checkpoint_mgr,
+        None,
+        evaluators,
+        TaggedDataset(dataset),
+        ml_logger,
+        tokenizer,
+        mode="sync",
+        num_batches=num_batches,
+        distillation=config,
+    )
+    loop.teachers = list(teacher_clients)
+    await loop.train(start_batch, end_batch)
 
 
 async def main(config: Config, rollout_executor: Executor | None = None) -> None:

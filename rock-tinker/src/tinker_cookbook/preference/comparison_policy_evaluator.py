@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 import tinker
-from tinker_cookbook.completers import MessageCompleter
+from tinker_cookbook import renderers, tokenizer_utils
+from tinker_cookbook.completers import TinkerMessageCompleter
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.preference.types import Comparison, PreferenceModel
 from tinker_cookbook.renderers import Message
@@ -23,21 +24,23 @@ class ComparisonEvaluator(SamplingClientEvaluator):
     def __init__(
         self,
         preference_model_builder: Callable[[], PreferenceModel],
-        comparisons: list[Comparison],
-        policy_builder: Callable[[tinker.SamplingClient], MessageCompleter],
+        comparisons: Sequence[Comparison],
+        renderer_name: str,
+        model_name_for_tokenizer: str,
         both_ways: bool = True,
+        max_tokens: int = 1024,
         content_preprocessor: Callable[[str], str] | None = None,
-        name: str = "test",
     ) -> None:
         self.preference_model = preference_model_builder()
         self.comparisons = comparisons
-        self.policy_builder = policy_builder
+        tokenizer = tokenizer_utils.get_tokenizer(model_name_for_tokenizer)
+        self.renderer = renderers.get_renderer(renderer_name, tokenizer, model_name=model_name_for_tokenizer)
         self.both_ways = both_ways
+        self.max_tokens = max_tokens
         self.content_preprocessor = content_preprocessor
-        self.name = name
 
     async def __call__(self, sampling_client: tinker.SamplingClient) -> dict[str, float]:
-        policy = self.policy_builder(sampling_client)
+        policy = TinkerMessageCompleter(sampling_client, self.renderer, self.max_tokens)
 
         async def judge(comparison: Comparison) -> float:
             answer = await policy(comparison.prompt_conversation)
@@ -51,6 +54,6 @@ class ComparisonEvaluator(SamplingClientEvaluator):
 
         scores = np.asarray(await asyncio.gather(*(judge(comparison) for comparison in self.comparisons)))
         return {
-            f"{self.name}/win_rate": float(scores.mean()),
-            f"{self.name}/stderr": float(scores.std() / np.sqrt(len(scores))),
+            "win_rate": float(scores.mean()),
+            "stderr": float(scores.std() / np.sqrt(len(scores))),
         }

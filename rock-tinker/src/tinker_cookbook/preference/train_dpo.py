@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import chz
 import numpy as np
 
 import tinker
 from tinker_cookbook import checkpoint_utils
-from tinker_cookbook.checkpoint_utils import DEFAULT_TTL_SECONDS, CheckpointRecord
-from tinker_cookbook.eval.evaluators import EvaluatorBuilder
+from tinker_cookbook.checkpoint_utils import DEFAULT_TTL_SECONDS, CheckpointManager, CheckpointRecord
+from tinker_cookbook.eval.evaluators import Evaluator, EvaluatorBuilder
 from tinker_cookbook.exceptions import CheckpointError
 from tinker_cookbook.rl.metrics import full_sequence
-from tinker_cookbook.supervised.loop import SubmittedBatch, SupervisedLoop
+from tinker_cookbook.supervised.loop import LoopSettings, SubmittedBatch, SupervisedLoop
 from tinker_cookbook.supervised.train import run_supervised
-from tinker_cookbook.supervised.types import ChatDatasetBuilder
+from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 from tinker_cookbook.tokenizer_utils import Tokenizer
+from tinker_cookbook.utils import ml_log
 from tinker_cookbook.utils.format_colorized import format_colorized
 from tinker_cookbook.utils.lr_scheduling import LRSchedule
 
@@ -32,7 +33,8 @@ REFERENCE = "reference"
 @chz.chz
 class Config:
     """One DPO run. The reference is the policy as it is when the run begins (or ``reference_model_name``); it is
-    stored with the run, so that a resumed run compares with the same one."""
+    stored with the run, so that a resumed run compares with the same one. ``num_replicas``: taken for the sake of scripts that
+    give it; how much runs in parallel is the server's business."""
 
     log_path: str = chz.field(munger=lambda _, path: str(Path(path).expanduser()))
     model_name: str
@@ -45,6 +47,7 @@ class Config:
     num_epochs: int = 1
     dpo_beta: float = 0.1
     lora_rank: int = 32
+    num_replicas: int = 8
     base_url: str | None = None
     evaluator_builders: list[EvaluatorBuilder] = chz.field(default_factory=list)
     infrequent_evaluator_builders: list[EvaluatorBuilder] = chz.field(default_factory=list)
@@ -98,6 +101,50 @@ def compute_dpo_loss(
     return loss, metrics
 
 
+async def _reference_client(
+    config: Config,
+    service_client: tinker.ServiceClient,
+    training_client: tinker.TrainingClient,
+    resume: CheckpointRecord | None,
+) -> tinker.SamplingClient:
+    if config.reference_model_name is not None:
+        return await service_client.create_sampling_client(base_model=config.reference_model_name)
+    records = checkpoint_utils.load_checkpoints_file(config.log_path)
+    stored = [record.sampler_path for record in records if record.name == REFERENCE]
+    if not stored and resume is not None:
+        raise CheckpointError(f"{config.log_path} names no reference policy; a DPO run cannot be resumed without it")
+    if not stored:
+        paths = await checkpoint_utils.save_checkpoint_async(
+            training_client, REFERENCE, config.log_path, {}, "sampler", None
+        )
+        stored = [paths["sampler_path"]]
+    return await service_client.create_sampling_client(model_path=stored[0])
+
+
+def create_dpo_clients(
+    config: Config,
+    service_client: tinker.ServiceClient,
+    resume_info: CheckpointRecord | None = None,
+    user_metadata: dict[str, str] | None = None,
+) -> tuple[tinker.TrainingClient, tinker.SamplingClient]:
+    """Training client and reference of a run; for code without an event loop."""
+
+    async def create() -> tuple[tinker.TrainingClient, tinker.SamplingClient]:
+        training_client = await checkpoint_utils.open_training_client(
+            service_client,
+            model_name=config.model_name,
+            lora_rank=config.lora_rank,
+            resume_from=resume_info,
+            load_checkpoint_path=config.load_checkpoint_path,
+            renderer_name=config.renderer_name,
+            user_metadata=user_metadata,
+            seed=config.seed,
+        )
+        return training_client, await _reference_client(config, service_client, training_client, resume_info)
+
+    return asyncio.run(create())
+
+
 class DPOLoop(SupervisedLoop):
     """Supervised loop with the DPO loss; data alternate chosen, rejected."""
 
@@ -106,21 +153,7 @@ class DPOLoop(SupervisedLoop):
 
     async def setup(self, service_client: tinker.ServiceClient, config: Any, resume: CheckpointRecord | None) -> None:
         self.dpo_beta = config.dpo_beta
-        if config.reference_model_name is not None:
-            self.reference_client = await service_client.create_sampling_client(base_model=config.reference_model_name)
-            return
-        records = checkpoint_utils.load_checkpoints_file(config.log_path)
-        stored = [record.sampler_path for record in records if record.name == REFERENCE]
-        if not stored and resume is not None:
-            raise CheckpointError(
-                f"{config.log_path} names no reference policy; a DPO run cannot be resumed without it"
-            )
-        if not stored:
-            paths = await checkpoint_utils.save_checkpoint_async(
-                self.training_client, REFERENCE, config.log_path, {}, "sampler", None, self.ml_logger.store
-            )
-            stored = [paths["sampler_path"]]
-        self.reference_client = await service_client.create_sampling_client(model_path=stored[0])
+        self.reference_client = await _reference_client(config, service_client, self.training_client, resume)
 
     async def prepare(self, data: list[tinker.Datum]) -> list[tinker.Datum]:
         logprobs = await asyncio.gather(*(self._reference_logprob(datum) for datum in data))
@@ -151,6 +184,41 @@ class DPOLoop(SupervisedLoop):
         names = ("dpo_loss", "accuracy", "margin", "chosen_reward", "rejected_reward")
         found = {key.split(":")[0]: float(value) for key, value in result.metrics.items()}
         return {**{name: found[name] for name in names if name in found}, "num_pairs": len(batch.data) / 2}
+
+
+def do_update(
+    epoch_idx: int,
+    batch_idx: int,
+    n_batches: int,
+    total_steps: int,
+    config: Config,
+    training_client: tinker.TrainingClient,
+    reference_client: tinker.SamplingClient,
+    evaluators: list[Evaluator],
+    infrequent_evaluators: list[Evaluator],
+    dataset: SupervisedDataset,
+    ml_logger: ml_log.Logger,
+    log_path: str,
+    tokenizer: Tokenizer,
+    checkpoint_mgr: CheckpointManager | None = None,
+) -> None:
+    """One step: evaluations and a checkpoint where they are due, training on a batch, and metrics; for code without an event
+    loop. Without ``checkpoint_mgr`` nothing is saved."""
+    if checkpoint_mgr is None:
+        no_service = cast(tinker.ServiceClient, None)  # it is only asked to delete rolling checkpoints
+        checkpoint_mgr = CheckpointManager(training_client, no_service, log_path)
+    loop = DPOLoop(
+        LoopSettings.from_config(config),
+        training_client,
+        checkpoint_mgr,
+        dataset,
+        evaluators,
+        infrequent_evaluators,
+        ml_logger,
+        tokenizer,
+    )
+    loop.reference_client, loop.dpo_beta = reference_client, config.dpo_beta
+    asyncio.run(loop.update(epoch_idx, batch_idx, n_batches, total_steps))
 
 
 async def amain(config: Config) -> None:

@@ -136,19 +136,16 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
 
 @chz.chz
 class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder):
-    """A comparison policy from sampler weights (or, without them, the base model)."""
+    """A comparison policy from sampler weights."""
 
     renderer_name: str
     model_name: str
-    rm_weights_path: str | None = None
+    rm_weights_path: str
     base_url: str | None = None
 
     def __call__(self) -> PreferenceModel:
         tokenizer = tokenizer_utils.get_tokenizer(self.model_name)
         renderer = renderers.get_renderer(self.renderer_name, tokenizer, model_name=self.model_name)
         service_client = tinker.ServiceClient(base_url=self.base_url)
-        if self.rm_weights_path is not None:
-            client = service_client.create_sampling_client(model_path=self.rm_weights_path).result()
-        else:
-            client = service_client.create_sampling_client(base_model=self.model_name).result()
+        client = service_client.create_sampling_client(model_path=self.rm_weights_path).result()
         return PreferenceModelFromChatRenderer(renderer, client)

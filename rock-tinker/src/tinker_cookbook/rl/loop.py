@@ -152,7 +152,11 @@ class TrainingLoop:
                 )
                 for step in range(start, end):
                     with trace.trace_iteration(step) as window:
-                        sampler = await self._iteration(step, end, source, sampler, window)
+                        sampler, metrics = await self._iteration(step, end, source, sampler)
+                    metrics.update(window.get_timing_metrics())
+                    self._write_timing(step, window)
+                    self.ml_logger.log_metrics(metrics, step=step)
+                    self._discarded.step_logged()
             finally:
                 await source.close()
 
@@ -162,8 +166,7 @@ class TrainingLoop:
         end: int,
         source: BatchSource,
         sampler: tinker.SamplingClient,
-        window: trace.IterationWindow,
-    ) -> tinker.SamplingClient:
+    ) -> tuple[tinker.SamplingClient, dict[str, Any]]:
         config = self.config
         metrics: dict[str, Any] = {
             "progress/batch": step,
@@ -219,11 +222,7 @@ class TrainingLoop:
             metrics.update(await self._evaluate(step + 1, sampler))
         metrics.update(self.error_counter.get_metrics())
         self.error_counter.reset()
-        metrics.update(window.get_timing_metrics())
-        self._write_timing(step, window)
-        self.ml_logger.log_metrics(metrics, step=step)
-        self._discarded.step_logged()
-        return sampler
+        return sampler, metrics
 
     # What subclasses change
 

@@ -28,14 +28,14 @@ async def get_async_input(prompt: str, multiline: bool = False) -> str:
 class ManualPolicy(TokenCompleter):
     """Asks a person for each action."""
 
-    def __init__(self, tokenizer: Tokenizer, multiline: bool = False, show_observation: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, multiline: bool = True, show_observation: bool = True) -> None:
         self.tokenizer, self.multiline, self.show_observation = tokenizer, multiline, show_observation
         self._shown = 0
 
     async def __call__(
-        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
+        self, ob: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        tokens = model_input.to_ints()
+        tokens = ob.to_ints()
         if self.show_observation:
             print(self.tokenizer.decode(tokens[self._shown :]))
         text = await get_async_input("your action> ", self.multiline)
@@ -56,9 +56,7 @@ def print_trajectory_summary(trajectory: Trajectory) -> None:
         print(f"  reward {turn.reward:.3f} {turn.metrics}")
 
 
-async def play_env(
-    env: Env, tokenizer: Tokenizer, multiline: bool = False, show_observation: bool = True
-) -> Trajectory:
+async def play_env(env: Env, tokenizer: Tokenizer, multiline: bool = True, show_observation: bool = True) -> Trajectory:
     """Play an episode."""
     trajectory = await do_single_rollout(ManualPolicy(tokenizer, multiline, show_observation), env)
     print_trajectory_summary(trajectory)

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import chz
 import numpy as np
@@ -108,9 +107,12 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
             content = self.content_preprocessor(content)
         return [Message(role="assistant", content=content)], termination.is_stop_sequence
 
-    async def comparison_reward_for_second_messages(self, message_i: list[Message], message_j: list[Message]) -> float:
-        """1 when the second answer is better, -1 when the first is."""
-        return await self.preference_model(Comparison(self.convo_prefix, message_i, message_j))
+    def comparison_reward_for_second_messages(self, message_i: list[Message], message_j: list[Message]) -> Comparison:
+        """The comparison whose judgement is the reward of the second answer."""
+        return Comparison(self.convo_prefix, message_i, message_j)
+
+    async def _reward(self, message_i: list[Message], message_j: list[Message]) -> float:
+        return await self.preference_model(self.comparison_reward_for_second_messages(message_i, message_j))
 
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
@@ -120,16 +122,12 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
         results: list[list[float]] = [[] for _ in messages]
         if self.eval_target_completion_A is not None:
             target = self.eval_target_completion_A
-            scores = await asyncio.gather(
-                *(self.comparison_reward_for_second_messages(target, message) for message in messages)
-            )
+            scores = await asyncio.gather(*(self._reward(target, message) for message in messages))
             for index, score in enumerate(scores):
                 results[index].append(score)
         else:
             pairs = get_pairs_chunked(len(messages), self.tournament_pattern, self.matchup_group_size)
-            scores = await asyncio.gather(
-                *(self.comparison_reward_for_second_messages(messages[i], messages[j]) for i, j in pairs)
-            )
+            scores = await asyncio.gather(*(self._reward(messages[i], messages[j]) for i, j in pairs))
             for (i, j), score in zip(pairs, scores, strict=True):
                 results[j].append(score)
                 results[i].append(-score)
@@ -147,19 +145,46 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
 
 
 class PairwisePreferenceDataset(RLDataset):
-    """One group per comparison's prompt."""
+    """One group per comparison's prompt. ``comparisons``: which ones, by default the training data of the builder; whole
+    batches only. ``against_completion_A``: answers meet the comparison's completion A instead of each other."""
 
     def __init__(
-        self, comparisons: list[LabeledComparison], batch_size: int, make: Callable[[Comparison], EnvGroupBuilder]
+        self,
+        comparison_builder: ComparisonDatasetBuilder,
+        renderer: renderers.Renderer,
+        batch_size: int,
+        preference_model: PreferenceModel,
+        tournament_pattern: TournamentPattern = TournamentPattern.ALL_PAIRS_BOTH_WAYS,
+        group_size: int = 4,
+        content_preprocessor: Callable[[str], str] | None = None,
+        *,
+        comparisons: Sequence[LabeledComparison] | None = None,
+        against_completion_A: bool = False,
     ) -> None:
-        self._comparisons, self._batch_size, self._make = comparisons, batch_size, make
+        if comparisons is None:
+            comparisons = comparison_builder.get_labeled_comparisons()[0]
+        self.comparison_builder, self.comparisons, self.batch_size = comparison_builder, comparisons, batch_size
+        self.renderer, self.preference_model = renderer, preference_model
+        self.tournament_pattern, self.group_size = tournament_pattern, group_size
+        self.content_preprocessor, self.against_completion_A = content_preprocessor, against_completion_A
 
-    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        rows = self._comparisons[index * self._batch_size : (index + 1) * self._batch_size]
-        return [self._make(row.comparison) for row in rows]
+    def get_batch(self, index: int) -> list[EnvGroupBuilder]:
+        rows = self.comparisons[index * self.batch_size : (index + 1) * self.batch_size]
+        return [
+            PairwisePreferenceGroupBuilder(
+                convo_prefix=row.comparison.prompt_conversation,
+                policy_renderer=self.renderer,
+                tournament_pattern=self.tournament_pattern,
+                preference_model=self.preference_model,
+                num_envs=self.group_size,
+                content_preprocessor=self.content_preprocessor,
+                eval_target_completion_A=row.comparison.completion_A if self.against_completion_A else None,
+            )
+            for row in rows
+        ]
 
     def __len__(self) -> int:
-        return len(self._comparisons) // self._batch_size
+        return len(self.comparisons) // self.batch_size
 
 
 @chz.chz
@@ -181,19 +206,21 @@ class PairwisePreferenceRLDatasetBuilder(RLDatasetBuilder):
         model = await asyncio.to_thread(self.preference_model_builder)
         train, test = self.comparison_builder.get_labeled_comparisons()
 
-        def make(comparison: Comparison, **changes: Any) -> EnvGroupBuilder:
-            fields: dict[str, Any] = {"num_envs": self.group_size, **changes}
-            return PairwisePreferenceGroupBuilder(
-                convo_prefix=comparison.prompt_conversation,
-                policy_renderer=renderer,
-                tournament_pattern=self.tournament_pattern,
-                preference_model=model,
-                content_preprocessor=self.content_preprocessor,
-                **fields,
+        def dataset(
+            rows: Sequence[LabeledComparison], batch_size: int, group_size: int, held_out: bool
+        ) -> PairwisePreferenceDataset:
+            return PairwisePreferenceDataset(
+                self.comparison_builder,
+                renderer,
+                batch_size,
+                model,
+                self.tournament_pattern,
+                group_size,
+                self.content_preprocessor,
+                comparisons=rows,
+                against_completion_A=held_out,
             )
 
-        def make_test(comparison: Comparison) -> EnvGroupBuilder:
-            return make(comparison, num_envs=1, eval_target_completion_A=comparison.completion_A)
-
-        held_out = PairwisePreferenceDataset(test, len(test), make_test) if test else None
-        return PairwisePreferenceDataset(train, self.batch_size, make), held_out
+        return dataset(train, self.batch_size, self.group_size, False), dataset(
+            test, len(test), 1, True
+        ) if test else None

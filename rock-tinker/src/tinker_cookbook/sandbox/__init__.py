@@ -14,9 +14,10 @@ from tinker_cookbook.sandbox.sandboxfusion import SandboxFusionClient
 
 
 class SandboxBackend(StrEnum):
-    """Where programs run: a ``/run_code`` service, or a ROCK sandbox."""
+    """Where programs run: a ``/run_code`` service, or a ROCK sandbox. ``modal`` is refused where it is used."""
 
     SANDBOXFUSION = "sandboxfusion"
+    MODAL = "modal"
     ROCK = "rock"
 
 

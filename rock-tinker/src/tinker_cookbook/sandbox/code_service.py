@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import shlex
 import uuid
 from typing import Any
@@ -19,7 +20,7 @@ class SandboxCodeRunner:
         self._slots = asyncio.Semaphore(max_concurrency)
 
     async def run(
-        self, code: str, files: dict[str, str] | None = None, timeout: int = 10, language: str = "python"
+        self, code: str, files: dict[str, str] | None = None, timeout: float = 10, language: str = "python"
     ) -> tuple[bool, dict[str, Any]]:
         """Whether the code ended well, and details."""
         if language != "python":
@@ -31,7 +32,7 @@ class SandboxCodeRunner:
                 if written.exit_code:
                     raise SandboxError(f"cannot write {name}: {written.stderr}")
             command = f"cd {folder} && timeout -k 1 {timeout} python3 main.py; code=$?; rm -rf {shlex.quote(folder)}; exit $code"
-            result = await self._sandbox.run_command(command, timeout=timeout + 10)
+            result = await self._sandbox.run_command(command, timeout=math.ceil(timeout) + 10)
         ok = result.exit_code == 0
         run_result = {
             "status": "TimeLimitExceeded" if result.exit_code in (124, 137) else "Finished",

@@ -10,6 +10,8 @@ from typing import Any
 from tinker_cookbook.exceptions import ConfigurationError, SandboxError
 from tinker_cookbook.sandbox.sandbox_interface import SandboxResult, SandboxTerminatedError
 
+DEFAULT_MAX_OUTPUT_BYTES = 128 * 1024
+
 
 class RockSandbox:
     """A sandbox made by ROCK admin; ``SandboxInterface`` over ``rock.sdk``."""
@@ -55,12 +57,12 @@ class RockSandbox:
         """Its id at the service."""
         return str(self._sandbox.sandbox_id)
 
-    async def send_heartbeat(self) -> None:
+    async def send_heartbeat(self, timeout: int = 30) -> None:
         """Run nothing, which counts as use."""
-        await self.run_command("true", timeout=30)
+        await self.run_command("true", timeout=timeout)
 
     async def run_command(
-        self, command: str, *, workdir: str | None = None, timeout: float = 60, max_output_bytes: int = 128 * 1024
+        self, command: str, workdir: str | None = None, timeout: int = 60, max_output_bytes: int | None = None
     ) -> SandboxResult:
         """Run a shell command in a fresh shell."""
         if self._closed:
@@ -73,20 +75,21 @@ class RockSandbox:
                 self._sandbox.execute(["bash", "-c", command], timeout=timeout, cwd=workdir), timeout + 30
             )
         except (TimeoutError, CommandTimeout):
-            return SandboxResult("", f"no answer within {timeout} s", 124)
+            return SandboxResult(stdout="", stderr=f"no answer within {timeout} s", exit_code=124)
         except SandboxGone as error:
             raise SandboxTerminatedError(f"sandbox {self.sandbox_id}: {error}") from error
         seconds = {"time/sandbox_command": time.monotonic() - started}
-        stdout, stderr = (result.stdout or "")[:max_output_bytes], (result.stderr or "")[:max_output_bytes]
-        return SandboxResult(stdout, stderr, int(result.exit_code), seconds)
+        limit = DEFAULT_MAX_OUTPUT_BYTES if max_output_bytes is None else max_output_bytes
+        stdout, stderr = (result.stdout or "")[:limit], (result.stderr or "")[:limit]
+        return SandboxResult(stdout=stdout, stderr=stderr, exit_code=int(result.exit_code), metrics=seconds)
 
-    async def read_file(self, path: str, *, max_bytes: int | None = None, timeout: float = 60) -> SandboxResult:
+    async def read_file(self, path: str, max_bytes: int | None = None, timeout: int = 60) -> SandboxResult:
         """A file's text."""
         limit = f"head -c {max_bytes} -- {shlex.quote(path)}" if max_bytes else f"cat -- {shlex.quote(path)}"
         return await self.run_command(limit, timeout=timeout, max_output_bytes=max_bytes or 16 * 1024 * 1024)
 
     async def write_file(
-        self, path: str, content: str | bytes, *, executable: bool = False, timeout: float = 60
+        self, path: str, content: str | bytes, executable: bool = False, timeout: int = 60
     ) -> SandboxResult:
         """Replace a file."""
         folder = path.rsplit("/", 1)[0] or "/"
@@ -96,7 +99,7 @@ class RockSandbox:
         text = content if isinstance(content, str) else content.decode("utf-8", errors="surrogateescape")
         await asyncio.wait_for(self._sandbox.write_file(path, text), timeout)
         if not executable:
-            return SandboxResult("", "", 0)
+            return SandboxResult(stdout="", stderr="", exit_code=0)
         return await self.run_command(f"chmod +x -- {shlex.quote(path)}", timeout=timeout)
 
     async def cleanup(self) -> None:

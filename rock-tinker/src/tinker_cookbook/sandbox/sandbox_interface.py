@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+
+import chz
 
 from tinker_cookbook.exceptions import SandboxError
 
 
-@dataclass(frozen=True)
+@chz.chz
 class SandboxResult:
     """Outcome of a command."""
 
     stdout: str
     stderr: str
     exit_code: int
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, Any] = chz.field(default_factory=dict)
 
 
 class SandboxTerminatedError(SandboxError):
@@ -31,22 +32,23 @@ class SandboxInterface(Protocol):
         """Its name."""
         ...
 
-    async def send_heartbeat(self) -> None:
+    async def send_heartbeat(self, timeout: int = 30) -> None:
         """Keep it from being cleared for idleness."""
         ...
 
     async def run_command(
-        self, command: str, *, workdir: str | None = None, timeout: float = 60, max_output_bytes: int = 128 * 1024
+        self, command: str, workdir: str | None = None, timeout: int = 60, max_output_bytes: int | None = None
     ) -> SandboxResult:
-        """Run a shell command. A command past its timeout gives exit code 124."""
+        """Run a shell command. A command past its timeout gives exit code 124. ``max_output_bytes`` None: the sandbox's own
+        limit."""
         ...
 
-    async def read_file(self, path: str, *, max_bytes: int | None = None, timeout: float = 60) -> SandboxResult:
+    async def read_file(self, path: str, max_bytes: int | None = None, timeout: int = 60) -> SandboxResult:
         """A file's text in ``stdout``; exit code 1 without it."""
         ...
 
     async def write_file(
-        self, path: str, content: str | bytes, *, executable: bool = False, timeout: float = 60
+        self, path: str, content: str | bytes, executable: bool = False, timeout: int = 60
     ) -> SandboxResult:
         """Replace a file; folders are made."""
         ...
@@ -56,13 +58,16 @@ class SandboxInterface(Protocol):
         ...
 
 
-class SandboxResource(Protocol):
-    """Anything that must be kept alive and released."""
+class SandboxResource:
+    """A sandbox as something that must be kept alive and released."""
 
-    async def send_heartbeat(self) -> None:
+    def __init__(self, sandbox: SandboxInterface) -> None:
+        self.sandbox = sandbox
+
+    async def send_heartbeat(self, timeout: int = 30) -> None:
         """Keep it alive."""
-        ...
+        await self.sandbox.send_heartbeat(timeout)
 
     async def cleanup(self) -> None:
         """Release it."""
-        ...
+        await self.sandbox.cleanup()

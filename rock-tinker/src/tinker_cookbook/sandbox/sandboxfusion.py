@@ -17,16 +17,17 @@ DEFAULT_URL = "http://localhost:8080/run_code"
 class SandboxFusionClient:
     """POSTs ``{code, language, run_timeout, files}``; the answer's ``status`` is "Success" or a failure.
 
-    The URL comes from ``SANDBOX_URL``. At most ``max_concurrency`` runs at once.
+    The URL comes from ``SANDBOX_URL``. At most ``max_concurrency`` (by default ``SANDBOX_MAX_CONCURRENCY``, else 4) runs at
+    once.
     """
 
-    def __init__(self, url: str | None = None, max_concurrency: int = 4) -> None:
+    def __init__(self, url: str | None = None, max_concurrency: int | None = None) -> None:
         self.url = url or os.environ.get("SANDBOX_URL", DEFAULT_URL)
-        self._slots = asyncio.Semaphore(max_concurrency)
+        self._slots = asyncio.Semaphore(max_concurrency or int(os.environ.get("SANDBOX_MAX_CONCURRENCY", "4")))
         self._http = httpx.AsyncClient(timeout=None)
 
     async def run(
-        self, code: str, files: dict[str, str] | None = None, timeout: int = 10, language: str = "python"
+        self, code: str, files: dict[str, str] | None = None, timeout: float = 10, language: str = "python"
     ) -> tuple[bool, dict[str, Any]]:
         """Whether the code ended well, and the whole answer.
 

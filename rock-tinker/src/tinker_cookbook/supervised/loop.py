@@ -73,12 +73,10 @@ class SubmittedBatch:
     step: int
     epoch_idx: int
     batch_idx: int
+    eval_metrics: dict[str, float] | None = None
+    infrequent_eval_metrics: dict[str, float] | None = None
+    num_tokens: int = 0  # of the input
     started: float = field(default_factory=time.perf_counter)
-
-    @property
-    def num_tokens(self) -> int:
-        """Input tokens."""
-        return sum(datum.model_input.length for datum in self.data)
 
 
 async def run_evals(
@@ -182,13 +180,7 @@ class SupervisedLoop:
             if step // per_epoch != epoch:
                 epoch = step // per_epoch
                 self.dataset.set_epoch(seed=epoch_seed(self.settings.seed, epoch))
-            with trace.trace_iteration(step) as window:
-                if step > first:
-                    await self._maybe_save(step, epoch, step % per_epoch, waiting)
-                waiting.append(await self._submit(step, epoch, step % per_epoch, total, window))
-                if len(waiting) > self.settings.submit_ahead:
-                    await self._finish(waiting.popleft())
-            self._write_timing(step, window)
+            await self._step(step, epoch, step % per_epoch, total, waiting, self.settings.submit_ahead, step > first)
         while waiting:
             await self._finish(waiting.popleft())
         await asyncio.gather(*self._saves)
@@ -198,17 +190,42 @@ class SupervisedLoop:
         state = self._state(total // per_epoch, total % per_epoch)
         await self.checkpoints.finalize_async(state)
 
+    async def update(self, epoch: int, index: int, per_epoch: int, total: int) -> None:
+        """One step of its own: evaluations and a checkpoint where they are due, training, and metrics."""
+        await self._step(epoch * per_epoch + index, epoch, index, total, deque(), 0, True)
+
+    async def _step(
+        self,
+        step: int,
+        epoch: int,
+        index: int,
+        total: int,
+        waiting: deque[SubmittedBatch],
+        ahead: int,
+        may_save: bool,
+    ) -> None:
+        """Submit a batch, and finish those that are more than ``ahead`` behind it."""
+        with trace.trace_iteration(step) as window:
+            if may_save:
+                await self._maybe_save(step, epoch, index, waiting)
+            waiting.append(await self._submit(step, epoch, index, total, window))
+            if len(waiting) > ahead:
+                await self._finish(waiting.popleft())
+        self._write_timing(step, window)
+
     async def _submit(
         self, step: int, epoch: int, index: int, total: int, window: trace.IterationWindow
     ) -> SubmittedBatch:
         settings = self.settings
         metrics: dict[str, Any] = {"epoch": epoch, "progress": (step + 1) / total}
+        evals: dict[str, float] | None = None
+        infrequent: dict[str, float] | None = None
         if settings.eval_every > 0 and step % settings.eval_every == 0:
             async with trace.scope_span("evals"):
-                metrics.update(await run_evals(self.evaluators, self.training_client, step))
+                evals = await run_evals(self.evaluators, self.training_client, step)
         if settings.infrequent_eval_every > 0 and step % settings.infrequent_eval_every == 0:
             async with trace.scope_span("infrequent_evals"):
-                metrics.update(await run_evals(self.infrequent_evaluators, self.training_client, step))
+                infrequent = await run_evals(self.infrequent_evaluators, self.training_client, step)
         async with trace.scope_span("get_batch"):
             data = await self.prepare(self.dataset.get_batch(index))
         rate = settings.learning_rate * compute_schedule_lr_multiplier(settings.lr_schedule, step, total)
@@ -217,13 +234,16 @@ class SupervisedLoop:
         async with trace.scope_span("submit_batch"):
             forward_backward, optim = self.submit(data, rate)
         metrics.update({k: v for k, v in window.get_timing_metrics().items() if k != "time/total"})
-        return SubmittedBatch(forward_backward, optim, metrics, data, step, epoch, index, started)
+        tokens = sum(datum.model_input.length for datum in data)
+        return SubmittedBatch(
+            forward_backward, optim, metrics, data, step, epoch, index, evals, infrequent, tokens, started
+        )
 
     async def _finish(self, batch: SubmittedBatch) -> None:
         waited = time.perf_counter()
         result = await batch.fwd_bwd_future
         optim = await batch.optim_step_future
-        metrics = dict(batch.metrics)
+        metrics = {**batch.metrics, **(batch.eval_metrics or {}), **(batch.infrequent_eval_metrics or {})}
         metrics["num_tokens"] = batch.num_tokens
         metrics.update(self.read(batch, result))
         metrics.update({f"optim/{key}": value for key, value in (getattr(optim, "metrics", None) or {}).items()})

@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 def simple_tool_result(
     content: str,
     *,
-    call_id: str | None = None,
-    name: str | None = None,
+    call_id: str = "",
+    name: str = "",
     should_stop: bool = False,
     metrics: dict[str, float] | None = None,
     metadata: dict[str, Any] | None = None,
@@ -39,8 +39,8 @@ def simple_tool_result(
 def error_tool_result(
     error_msg: str,
     *,
-    call_id: str | None = None,
-    name: str | None = None,
+    call_id: str = "",
+    name: str = "",
     error_type: str = "execution_error",
     should_stop: bool = False,
 ) -> ToolResult:
@@ -96,7 +96,10 @@ class FunctionTool:
         except pydantic.ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             return error_tool_result(
-                f"invalid arguments: {problems}", call_id=input.call_id, name=self.name, error_type="validation_failed"
+                f"invalid arguments: {problems}",
+                call_id=input.call_id or "",
+                name=self.name,
+                error_type="validation_failed",
             )
         values = {key: getattr(arguments, key) for key in type(arguments).model_fields}
         bound = (self._instance,) if self._instance is not None else ()
@@ -108,7 +111,10 @@ class FunctionTool:
         except Exception as error:
             logger.warning("tool %s failed: %s", self.name, error)
             return error_tool_result(
-                f"{type(error).__name__}: {error}", call_id=input.call_id, name=self.name, error_type="execution_failed"
+                f"{type(error).__name__}: {error}",
+                call_id=input.call_id or "",
+                name=self.name,
+                error_type="execution_failed",
             )
         if not isinstance(result, ToolResult):
             text = result if isinstance(result, str) else json.dumps(result, default=str)
@@ -151,7 +157,7 @@ def tool(fn: Callable[..., Any]) -> FunctionTool:
 async def handle_tool_call(tools: Mapping[str, Tool] | Sequence[Tool], tool_call: ToolCall) -> ToolResult:
     """Run a call of the model. Unknown tools and unreadable arguments become error results."""
     by_name = tools if isinstance(tools, Mapping) else {item.name: item for item in tools}
-    name, call_id = tool_call.function.name, tool_call.id
+    name, call_id = tool_call.function.name, tool_call.id or ""
     chosen = by_name.get(name)
     if chosen is None:
         known = ", ".join(sorted(by_name))
@@ -168,4 +174,4 @@ async def handle_tool_call(tools: Mapping[str, Tool] | Sequence[Tool], tool_call
         return error_tool_result(
             "arguments must be an object", call_id=call_id, name=name, error_type="validation_failed"
         )
-    return await chosen.run(ToolInput(arguments=arguments, call_id=call_id))
+    return await chosen.run(ToolInput(arguments=arguments, call_id=call_id or None))

@@ -7,9 +7,7 @@ import logging
 
 import chz
 
-import tinker
-from tinker_cookbook import checkpoint_utils, cli_utils, model_info, renderers, tokenizer_utils
-from tinker_cookbook.completers import MessageCompleter, TinkerMessageCompleter
+from tinker_cookbook import checkpoint_utils, cli_utils, model_info
 from tinker_cookbook.exceptions import CheckpointError
 from tinker_cookbook.preference.comparison_policy_evaluator import ComparisonEvaluator
 from tinker_cookbook.preference.preference_datasets import ChatDatasetBuilderFromComparisons
@@ -137,12 +135,11 @@ async def rl_stage(cli: CLIConfig) -> None:
         group_size=cli.rl_group_size,
         preference_model_builder=preference,
     )
-    renderer = renderers.get_renderer(name, tokenizer_utils.get_tokenizer(cli.base_model))
     train, test = comparisons.get_labeled_comparisons()
     held_out = [labeled.comparison for labeled in (test or train)[: cli.eval_comparisons]]
 
-    def policy(client: tinker.SamplingClient) -> MessageCompleter:
-        return TinkerMessageCompleter(client, renderer, cli.rl_max_tokens)
+    def win_rate() -> ComparisonEvaluator:
+        return ComparisonEvaluator(preference, held_out, name, cli.base_model, max_tokens=cli.rl_max_tokens)
 
     config = rl_train.Config(
         learning_rate=cli.rl_learning_rate,
@@ -152,7 +149,7 @@ async def rl_stage(cli: CLIConfig) -> None:
         log_path=_folder(cli, "rl"),
         recipe_name="rlhf-rl",
         renderer_name=name,
-        evaluator_builders=[lambda: ComparisonEvaluator(preference, held_out, policy)],
+        evaluator_builders=[win_rate],
         load_checkpoint_path=_last(cli, "sft", "state_path"),
         lora_rank=cli.lora_rank,
         save_every=cli.save_every,
