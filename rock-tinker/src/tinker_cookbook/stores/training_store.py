@@ -156,7 +156,11 @@ class TrainingRunStore:
 
     def write_code_diff(self, diff: str) -> None:
         """Uncommitted changes of the code."""
-        self.storage.write(self._path("code.diff"), diff.encode())
+        self.write_text("code.diff", diff)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Replace a text file of the run."""
+        self.storage.write(self._path(name), text.encode())
 
     def write_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Append a row; ``step`` comes first in it, unless the metrics have one."""

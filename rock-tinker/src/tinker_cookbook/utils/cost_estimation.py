@@ -1,10 +1,27 @@
-"""Token counts of a run. A self-hosted server has no price list; rates can be given by hand."""
+"""Token counts of a run and, with a price list, what they cost.
+
+A self-hosted server has no prices, so a list is only read from where one is named: a JSON file whose entries have
+``tinker_id`` and the prices ``prefill``, ``cached_prefill``, ``sample`` and ``train`` in US dollars per million tokens.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
+import logging
+import os
+import urllib.request
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger(__name__)
+
+TOKENS_PER_MILLION = 1_000_000
+PRICING_URL = os.environ.get("TINKER_PRICING_URL", "")
+"""Path or URL of the price list."""
+_PRICES = ("prefill", "cached_prefill", "sample", "train")
 
 
 @dataclass(frozen=True)
@@ -20,8 +37,8 @@ class TokenUsage:
         return TokenUsage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def metrics(self, prefix: str = "tokens") -> dict[str, float]:
-        """``tokens/sampled`` and so on."""
-        return {f"{prefix}/{f.name}": float(getattr(self, f.name)) for f in fields(self)}
+        """``<prefix>/sampled`` and so on."""
+        return {f"{prefix}/{f.name}": getattr(self, f.name) for f in fields(self)}
 
 
 @dataclass(frozen=True)
@@ -41,37 +58,98 @@ class TokenCostRates:
             (usage.sampled, self.sample_usd_per_million),
             (usage.trained, self.train_usd_per_million),
         )
-        return sum(tokens * rate for tokens, rate in parts) / 1e6
+        return sum(tokens * rate for tokens, rate in parts) / TOKENS_PER_MILLION
 
 
-@dataclass
 class CostTracker:
-    """Adds up usage over the steps of a run."""
+    """Adds up usage over the steps of a run. Discarded tokens are part of the running totals, and counted again apart."""
 
-    rates: TokenCostRates | None = None
-    total: TokenUsage = field(default_factory=TokenUsage)
-    discarded: TokenUsage = field(default_factory=TokenUsage)
+    def __init__(
+        self,
+        rates: TokenCostRates | None = None,
+        *,
+        cumulative: TokenUsage = TokenUsage(),
+        discarded: TokenUsage = TokenUsage(),
+    ) -> None:
+        self.rates = rates
+        self.cumulative = cumulative
+        self.discarded = discarded
+        self.step = TokenUsage()
 
     def record_step(self, usage: TokenUsage) -> dict[str, float]:
-        """Metrics of a step and the running totals."""
-        self.total += usage
-        metrics = {**usage.metrics(), **self.total.metrics("tokens/cumulative")}
-        if self.rates is not None:
-            metrics["cost/step_usd"] = self.rates.estimate_usd(usage)
-            metrics["cost/cumulative_usd"] = self.rates.estimate_usd(self.total)
-        return metrics
+        """Begin a step with this usage. Returns the metrics of the step and the running totals."""
+        self.step = TokenUsage()
+        return self.extend_step(usage)
+
+    def extend_step(self, usage: TokenUsage) -> dict[str, float]:
+        """More usage of the step that ``record_step`` began. Returns its metrics so far and the running totals."""
+        self.step += usage
+        self.cumulative += usage
+        metrics = {**self.step.metrics(), **self.cumulative.metrics("tokens/cumulative")}
+        return {**metrics, **self._costs(step=self.step, cumulative=self.cumulative)}
+
+    def record_discarded_sampling(self, usage: TokenUsage) -> None:
+        """Rollouts that were made and will not be trained on."""
+        self.discarded += usage
+        self.cumulative += usage
+
+    def cumulative_metrics(self) -> dict[str, float]:
+        """Running totals, with discarded tokens."""
+        metrics = {**self.cumulative.metrics("tokens/cumulative"), **self.discarded.metrics("tokens/discarded")}
+        return {**metrics, **self._costs(cumulative=self.cumulative, discarded=self.discarded)}
 
     def restore(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Go on from the running totals of a run's last row of metrics."""
         prefix = "tokens/cumulative/"
         for row in rows:
             if f"{prefix}trained" in row:
-                self.total = TokenUsage(**{f.name: int(row.get(prefix + f.name, 0)) for f in fields(TokenUsage)})
+                self.cumulative = TokenUsage(**{f.name: int(row.get(prefix + f.name, 0)) for f in fields(TokenUsage)})
 
-    def record_discarded_sampling(self, usage: TokenUsage) -> None:
-        """Rollouts that were made and will not be trained on."""
-        self.discarded += usage
+    def _costs(self, **usages: TokenUsage) -> dict[str, float]:
+        if self.rates is None:
+            return {}
+        return {f"cost/{name}_usd": self.rates.estimate_usd(usage) for name, usage in usages.items()}
 
-    def cumulative_metrics(self) -> dict[str, float]:
-        """Running totals, with discarded tokens."""
-        return {**self.total.metrics("tokens/cumulative"), **self.discarded.metrics("tokens/discarded")}
+
+def rates_from_pricing_entry(entry: Mapping[str, object]) -> TokenCostRates | None:
+    """Rates of an entry of a price list, whose prices are numbers or texts such as "$1.50"; None if one is missing."""
+    try:
+        return TokenCostRates(*(float(str(entry[key]).strip().lstrip("$")) for key in _PRICES))
+    except (KeyError, ValueError):
+        return None
+
+
+def load_model_pricing(*, url: str = PRICING_URL, timeout: float = 5.0) -> list[dict[str, object]] | None:
+    """Entries of a price list (a path or URL); None where there is none. A list that was read is not read again."""
+    if not url:
+        return None
+    try:
+        return _read_list(url, timeout)
+    except (OSError, ValueError) as error:
+        logger.warning("price list %s cannot be read: %s", url, error)
+        return None
+
+
+@functools.lru_cache(maxsize=8)
+def _read_list(url: str, timeout: float) -> list[dict[str, object]]:
+    if "://" in url:
+        with urllib.request.urlopen(url, timeout=timeout) as answer:
+            text = answer.read().decode()
+    else:
+        text = Path(url).expanduser().read_text(encoding="utf-8")
+    rows = json.loads(text)
+    if not isinstance(rows, list):
+        raise ValueError(f"expected a list, got {type(rows).__name__}")
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def fetch_model_pricing(model_name: str, *, url: str = PRICING_URL, timeout: float = 5.0) -> TokenCostRates | None:
+    """Rates of a model by a price list; None, with a warning, if it is not there."""
+    entries = load_model_pricing(url=url, timeout=timeout)
+    if entries is None:
+        return None
+    for entry in entries:
+        if entry.get("tinker_id") == model_name:
+            return rates_from_pricing_entry(entry)
+    logger.warning("Model %s is not listed in %s; logging token counts only", model_name, url)
+    return None

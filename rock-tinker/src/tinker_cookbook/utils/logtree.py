@@ -11,22 +11,18 @@ import functools
 import html as html_module
 import inspect
 import json
-import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-F = TypeVar("F", bound=Callable[..., Any])
+from tinker_cookbook.utils import logtree_style
+from tinker_cookbook.utils.logtree_style import Theme
 
-_CSS = """
-body{font:14px/1.45 system-ui,sans-serif;max-width:70rem;margin:1rem auto;padding:0 1rem;color:#222}
-section{border-left:2px solid #ddd;padding-left:.8rem;margin:.4rem 0}
-h1,h2,h3,h4,h5,h6{margin:.5rem 0 .2rem}pre,.text{white-space:pre-wrap;overflow-wrap:anywhere}
-pre{background:#f6f6f6;padding:.4rem}table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:.1rem .5rem}
-details{margin:.3rem 0}
-"""
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Formatter(Protocol):
@@ -54,47 +50,60 @@ class Node:
     children: list[Node | str] = field(default_factory=list)
     data: dict[str, Any] | None = None
 
-    def to_html(self) -> str:
-        """HTML of the subtree."""
+    def to_html(self, indent: int = 0) -> str:
+        """HTML of the subtree, ``indent`` levels deep. An element of text alone stays on one line."""
+        space = "  " * indent
         attrs = "".join(f' {key}="{html_module.escape(str(value))}"' for key, value in self.attrs.items())
-        inner = "".join(child if isinstance(child, str) else child.to_html() for child in self.children)
-        return f"<{self.tag}{attrs}>{inner}</{self.tag}>\n"
+        if all(isinstance(child, str) for child in self.children):
+            inner = "".join(str(child) for child in self.children)
+        else:
+            parts = (
+                f"{space}  {child}\n" if isinstance(child, str) else child.to_html(indent + 1)
+                for child in self.children
+            )
+            inner = f"\n{''.join(parts)}{space}"
+        return f"{space}<{self.tag}{attrs}>{inner}</{self.tag}>\n"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form of the subtree; raw HTML is left out where data says the same."""
-        row: dict[str, Any] = {"tag": self.tag}
-        if self.attrs:
-            row["attrs"] = self.attrs
+        """JSON form of the subtree; an element with data has no children in it, since the data say the same."""
+        row: dict[str, Any] = {"tag": self.tag, "attrs": self.attrs, "children": []}
         if self.data is not None:
-            row["data"] = self.data
-        children = [c if isinstance(c, str) else c.to_dict() for c in self.children if self.data is None or c]
-        if children and self.data is None:
-            row["children"] = children
+            return {**row, "data": self.data}
+        row["children"] = [child if isinstance(child, str) else child.to_dict() for child in self.children]
         return row
 
 
-@dataclass
 class Trace:
     """A report under construction."""
 
-    title: str
-    path: Path | None
-    root: Node = field(default_factory=lambda: Node("main"))
-    css: set[str] = field(default_factory=set)
-    started: float = field(default_factory=time.time)
+    def __init__(self, title: str, path: str | Path | None, write_on_error: bool) -> None:
+        self.title = title
+        self.path = None if path is None else Path(path)
+        self.write_on_error = write_on_error
+        self.started_at = datetime.now()
+        self.root = Node("body", {"class": "lt-root"})
+        self._formatter_css: dict[str, None] = {}
 
-    def body_html(self) -> str:
-        """HTML of the tree."""
-        return self.root.to_html()
+    def body_html(self, wrap_body: bool = True) -> str:
+        """HTML of the tree, with or without the body tags."""
+        if wrap_body:
+            return self.root.to_html()
+        return "".join(c if isinstance(c, str) else c.to_html(1) for c in self.root.children)
+
+    def head_html(self, theme: Theme | None = None, title: str | None = None, extra_head: str | None = None) -> str:
+        """What belongs between the head tags of its page."""
+        css = "".join(f"{rules}\n" for rules in self._formatter_css)
+        return logtree_style.head(title or self.title, theme, extra_head, css)
 
     def get_html(self) -> str:
         """The whole page."""
-        head = f"<meta charset='utf-8'><title>{html_module.escape(self.title)}</title><style>{_CSS}{''.join(self.css)}</style>"
-        return f"<!doctype html><html><head>{head}</head><body><h1>{html_module.escape(self.title)}</h1>{self.body_html()}</body></html>"
+        return logtree_style.page(self.head_html(), self.body_html())
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
-        return {"title": self.title, "started_at": self.started, "root": self.root.to_dict()}
+        path = None if self.path is None else str(self.path)
+        start = self.started_at.isoformat()
+        return {"title": self.title, "started_at": start, "path": path, "root": self.root.to_dict()}
 
 
 @dataclass(frozen=True)
@@ -109,23 +118,40 @@ _position: contextvars.ContextVar[_Position | None] = contextvars.ContextVar("lo
 
 @contextmanager
 def init_trace(title: str, path: str | Path | None = None, *, write_on_error: bool = True) -> Iterator[Trace]:
-    """Open a report and write it to ``path`` (HTML) and, beside it, ``<stem>_logtree.json`` when the block ends."""
-    trace = Trace(title, Path(path) if path is not None else None)
+    """Open a report and write it to ``path`` (HTML) and, beside it, ``<stem>_logtree.json`` when the block ends.
+
+    An exception is shown in the report, unless ``write_on_error`` is false: then nothing is written.
+    """
+    trace = Trace(title, path, write_on_error)
+    written = f"Generated {trace.started_at.isoformat(timespec='seconds')}"
+    trace.root.children += [_text("h1", "lt-title", title), _text("div", "lt-subtitle", written)]
     token = _position.set(_Position(trace, trace.root, 1))
-    failed = False
     try:
         yield trace
-    except BaseException:
-        failed = True
+    except BaseException as error:
+        if write_on_error:
+            trace.root.children.append(_exception(error))
+            _write(trace)
         raise
+    else:
+        _write(trace)
     finally:
         _position.reset(token)
-        if trace.path is not None and (write_on_error or not failed):
-            _write(trace)
+
+
+def _text(tag: str, css_class: str | None, text: str) -> Node:
+    return Node(tag, {"class": css_class} if css_class else {}, [html_module.escape(text)])
+
+
+def _exception(error: BaseException) -> Node:
+    summary = _text("summary", None, f"Exception: {type(error).__name__}: {error}")
+    text = _text("pre", None, "".join(traceback.format_exception(error)))
+    return Node("details", {"class": "lt-exc", "open": "open"}, [summary, text])
 
 
 def _write(trace: Trace) -> None:
-    assert trace.path is not None
+    if trace.path is None:
+        return
     trace.path.parent.mkdir(parents=True, exist_ok=True)
     trace.path.write_text(trace.get_html(), encoding="utf-8")
     write_trace_json(trace, trace.path.with_name(f"{trace.path.stem}_logtree.json"))
@@ -136,66 +162,112 @@ def write_trace_json(trace: Trace, path: str | Path) -> None:
     Path(path).write_text(json.dumps(trace.to_dict(), ensure_ascii=False, default=str), encoding="utf-8")
 
 
-def write_html_with_default_style(body_html: str, path: str | Path, *, title: str = "Report", lang: str = "en") -> None:
+def write_html_with_default_style(
+    body_html: str,
+    path: str | Path,
+    *,
+    title: str = "Trace",
+    theme: Theme | None = None,
+    lang: str = "en",
+    extra_head: str | None = None,
+) -> None:
     """Write an HTML fragment as a page of its own."""
-    head = f"<meta charset='utf-8'><title>{html_module.escape(title)}</title><style>{_CSS}</style>"
-    page = f"<!doctype html><html lang='{lang}'><head>{head}</head><body>{body_html}</body></html>"
-    Path(path).write_text(page, encoding="utf-8")
+    text = logtree_style.page(logtree_style.head(title, theme, extra_head), body_html, lang)
+    Path(path).write_text(text, encoding="utf-8")
 
 
-def flush_trace() -> None:
-    """Write the open report as it stands."""
+def jinja_context(trace: Trace, **extra: Any) -> dict[str, Any]:
+    """Values for a template that draws a report: title, times, ``head_html`` and ``body_html``, and what is given."""
+    return {
+        "title": trace.title,
+        "generated_at": datetime.now().isoformat(),
+        "started_at": trace.started_at.isoformat(),
+        "body_html": trace.body_html(),
+        "head_html": trace.head_html(),
+        **extra,
+    }
+
+
+def render_with_jinja(
+    env: Any, template_name: str, *, context: Mapping[str, Any], write_to: str | Path | None = None
+) -> str:
+    """Draw a template of a Jinja environment, and write it to a file if one is given."""
+    text = str(env.get_template(template_name).render(**context))
+    if write_to is not None:
+        Path(write_to).write_text(text, encoding="utf-8")
+    return text
+
+
+def flush_trace() -> bool:
+    """Write the open report as it stands. Returns whether there is one with a file."""
     here = _position.get()
-    if here is not None and here.trace.path is not None:
-        _write(here.trace)
+    if here is None or here.trace.path is None:
+        return False
+    _write(here.trace)
+    return True
 
 
 @contextmanager
-def _inside(node: Node, deeper: bool = True) -> Iterator[None]:
-    here = _position.get()
-    if here is None:
-        yield
-        return
-    here.node.children.append(node)
-    token = _position.set(_Position(here.trace, node, here.depth + deeper))
+def _moved_to(position: _Position | None) -> Iterator[None]:
+    token = _position.set(position)
     try:
         yield
     finally:
         _position.reset(token)
 
 
+def _attrs(given: Mapping[str, Any], **defaults: str) -> dict[str, str]:
+    """Attributes by their HTML names: ``class_`` is ``class``."""
+    return {**defaults, **{key.rstrip("_"): str(value) for key, value in given.items()}}
+
+
 @contextmanager
-def scope_header(title: str, **attrs: str) -> Iterator[None]:
+def scope_header(title: str, **attrs: Any) -> Iterator[None]:
     """A section with a heading; everything logged inside belongs to it."""
     here = _position.get()
-    level = min(here.depth + 1, 6) if here else 2
-    node = Node("section", dict(attrs), [Node(f"h{level}", {}, [html_module.escape(title)])])
-    with _inside(node):
+    if here is None:
+        yield
+        return
+    level = min(here.depth + 1, 6)
+    body = Node("div", {"class": "lt-section-body"})
+    here.node.children.append(
+        Node("section", _attrs(attrs, **{"class": "lt-section"}), [_text(f"h{level}", f"lt-h{level}", title), body])
+    )
+    with _moved_to(_Position(here.trace, body, here.depth + 1)):
         yield
 
 
 @contextmanager
-def scope_div(**attrs: str) -> Iterator[None]:
+def scope_div(**attrs: Any) -> Iterator[None]:
     """A plain block."""
-    with _inside(Node("div", dict(attrs)), deeper=False):
+    here = _position.get()
+    if here is None:
+        yield
+        return
+    node = Node("div", _attrs(attrs))
+    here.node.children.append(node)
+    with _moved_to(_Position(here.trace, node, here.depth)):
         yield
 
 
 @contextmanager
 def scope_details(summary: str) -> Iterator[None]:
     """A block that is folded at first."""
-    with _inside(Node("details", {}, [Node("summary", {}, [html_module.escape(summary)])])):
+    here = _position.get()
+    if here is None:
+        yield
+        return
+    body = Node("div", {"class": "lt-details-body"})
+    here.node.children.append(Node("details", {"class": "lt-details"}, [_text("summary", None, summary), body]))
+    with _moved_to(_Position(here.trace, body, here.depth)):
         yield
 
 
 @contextmanager
 def scope_disable() -> Iterator[None]:
     """Nothing logged inside appears."""
-    token = _position.set(None)
-    try:
+    with _moved_to(None):
         yield
-    finally:
-        _position.reset(token)
 
 
 @contextmanager
@@ -208,8 +280,11 @@ def optional_enable_logging(enable: bool) -> Iterator[None]:
             yield
 
 
-def scope_header_decorator(title: str) -> Callable[[F], F]:
-    """Run a function or coroutine function inside ``scope_header(title)``."""
+def scope_header_decorator(title: str | Callable[..., Any]) -> Any:
+    """Run a function or coroutine function inside a section: ``@scope_header_decorator("Title")``, or without
+    parentheses for a section with the function's name."""
+    if not isinstance(title, str):
+        return scope_header_decorator(title.__name__)(title)
 
     def decorate(function: F) -> F:
         if inspect.iscoroutinefunction(function):
@@ -231,15 +306,15 @@ def scope_header_decorator(title: str) -> Callable[[F], F]:
     return decorate
 
 
-def _add(node: Node) -> None:
+def _add(*nodes: Node) -> None:
     here = _position.get()
     if here is not None:
-        here.node.children.append(node)
+        here.node.children.extend(nodes)
 
 
-def log_text(text: str, *, div_class: str = "text") -> None:
-    """A paragraph."""
-    _add(Node("div", {"class": div_class}, [html_module.escape(text)]))
+def log_text(text: str, *, div_class: str | None = None) -> None:
+    """A paragraph, or a block of a class."""
+    _add(_text("div", div_class, text) if div_class else _text("p", "lt-p", text))
 
 
 def log_html(html: str, *, div_class: str | None = None) -> None:
@@ -248,31 +323,46 @@ def log_html(html: str, *, div_class: str | None = None) -> None:
 
 
 def log_formatter(formatter: Formatter) -> None:
-    """Anything that draws itself."""
+    """Anything that draws itself; ``to_data`` may be missing."""
     here = _position.get()
     if here is not None:
-        here.trace.css.add(formatter.get_css())
-        _add(Node("div", {}, [formatter.to_html()], data=formatter.to_data()))
+        here.trace._formatter_css[formatter.get_css()] = None
+        to_data = getattr(formatter, "to_data", None)
+        _add(Node("div", {}, [formatter.to_html()], data=to_data() if to_data else None))
 
 
-def details(text: str, *, summary: str = "details", pre: bool = True) -> None:
+def details(text: str, *, summary: str = "Details", pre: bool = True) -> None:
     """Folded text."""
-    body = Node("pre" if pre else "div", {}, [html_module.escape(text)])
-    _add(Node("details", {}, [Node("summary", {}, [html_module.escape(summary)]), body]))
+    body = _text("pre" if pre else "div", "lt-details-body", text)
+    _add(Node("details", {"class": "lt-details"}, [_text("summary", None, summary), body]))
 
 
-def header(text: str, *, level: int = 3) -> None:
-    """A heading without a section."""
-    _add(Node(f"h{level}", {}, [html_module.escape(text)]))
+def header(text: str, *, level: int | None = None) -> None:
+    """A heading without a section, by default of the level that a section here would have."""
+    here = _position.get()
+    if here is not None:
+        level = level or min(here.depth + 1, 6)
+        _add(_text(f"h{level}", f"lt-h{level}", text))
 
 
-def table(obj: Sequence[Mapping[str, Any]], *, caption: str | None = None) -> None:
-    """Rows of dicts as a table."""
+def table(obj: Any, *, caption: str | None = None) -> None:
+    """Rows of dicts, or a data frame of pandas, as a table.
+
+    Raises:
+        TypeError: ``obj`` is something else.
+    """
+    if hasattr(obj, "to_dict"):
+        obj = obj.to_dict("records")
+    if isinstance(obj, str) or not isinstance(obj, Sequence) or not all(isinstance(row, Mapping) for row in obj):
+        raise TypeError(f"a table is a sequence of dicts, not {type(obj).__name__}")
     columns = list(dict.fromkeys(key for row in obj for key in row))
-    head = Node("tr", {}, [Node("th", {}, [html_module.escape(column)]) for column in columns])
-    body = [Node("tr", {}, [Node("td", {}, [_cell(row.get(column, ""))]) for column in columns]) for row in obj]
-    title: list[Node | str] = [Node("caption", {}, [html_module.escape(caption)])] if caption else []
-    _add(Node("table", {}, [*title, head, *body]))
+    head = Node("tr", {}, [_text("th", None, str(column)) for column in columns])
+    body: list[Node | str] = [
+        Node("tr", {}, [_text("td", None, str(row.get(column, ""))) for column in columns]) for row in obj
+    ]
+    if caption:
+        _add(_text("div", "lt-table-caption", caption))
+    _add(Node("table", {"class": "lt-table"}, [Node("thead", {}, [head]), Node("tbody", {}, body)]))
 
 
 def table_from_dict(
@@ -284,21 +374,20 @@ def table_from_dict(
     sort_by: str | None = None,
 ) -> None:
     """A dict as a table with two columns; ``sort_by``: "key" or "value"."""
-    rows = [{key_header: key, value_header: value} for key, value in data.items()]
-    if sort_by:
-        column = key_header if sort_by == "key" else value_header
-        rows.sort(key=lambda row: row[column])
-    table(rows, caption=caption)
+    items = list(data.items())
+    if sort_by in ("key", "value"):
+        items.sort(key=lambda item: item[sort_by == "value"])
+    table([{key_header: key, value_header: value} for key, value in items], caption=caption)
 
 
 def table_from_dict_of_lists(
     columns: Mapping[str, Sequence[Any]], *, caption: str | None = None, order: Sequence[str] | None = None
 ) -> None:
-    """Columns of one length as a table."""
+    """Columns of one length as a table.
+
+    Raises:
+        ValueError: the lengths differ.
+    """
     names = list(order or columns)
     rows = [dict(zip(names, row, strict=True)) for row in zip(*(columns[n] for n in names), strict=True)]
     table(rows, caption=caption)
-
-
-def _cell(value: Any) -> str:
-    return html_module.escape(f"{value:.4g}" if isinstance(value, float) else str(value))

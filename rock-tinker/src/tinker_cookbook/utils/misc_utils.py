@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -25,17 +25,18 @@ def timed(key: str, metrics: dict[str, Any]) -> Iterator[None]:
         metrics[f"time/{key}"] = time.perf_counter() - start
 
 
-def safezip(*sequences: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """``zip`` of sequences that must have one length."""
-    return list(zip(*sequences, strict=True))
+def safezip(*args: Iterable[Any], **kwargs: Any) -> zip[tuple[Any, ...]]:
+    """``zip`` that raises ValueError when one is longer than another."""
+    return zip(*args, strict=True, **kwargs)
 
 
-def dict_mean(list_of_dicts: list[dict[str, float]]) -> dict[str, float]:
-    """Mean of every key over the dicts that have it."""
+def dict_mean(list_of_dicts: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    """Mean of every key over the dicts that have a number for it."""
     values: dict[str, list[float]] = defaultdict(list)
     for row in list_of_dicts:
         for key, value in row.items():
-            values[key].append(float(value))
+            if value is not None:
+                values[key].append(float(value))
     return {key: sum(found) / len(found) for key, found in values.items()}
 
 

@@ -54,6 +54,25 @@ class Logger(ABC):
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Numbers of a step."""
 
+    def enable_event_steps(self) -> None:
+        """Numbers of events will come too, with a step of their own; called before the first of them."""
+        return None
+
+    def log_metrics_event(
+        self,
+        metrics: dict[str, Any],
+        step: int | float,
+        step_metric: str,
+        metric_axes: Mapping[str, str] | None = None,
+    ) -> None:
+        """Numbers of an event that is no step of training, such as an evaluation.
+
+        Args:
+            step: where the event is on the axis ``step_metric``, which is stored as one of the numbers.
+            metric_axes: other axes, by the names of the metrics that are drawn over them.
+        """
+        self.log_metrics({**metrics, step_metric: step}, step=int(step))
+
     def log_summary(self, metrics: dict[str, Any]) -> None:
         """Numbers of the whole run."""
         return None
@@ -83,8 +102,8 @@ class Logger(ABC):
 class JsonLogger(Logger):
     """``config.json`` and ``metrics.jsonl`` in the folder of the run."""
 
-    def __init__(self, log_dir: str | Path) -> None:
-        self._store = TrainingRunStore.local(log_dir)
+    def __init__(self, log_dir: str | Path, store: TrainingRunStore | None = None) -> None:
+        self._store = store or TrainingRunStore.local(log_dir)
 
     @property
     def store(self) -> TrainingRunStore:
@@ -99,10 +118,10 @@ class JsonLogger(Logger):
         self._store.write_metrics(metrics, step)
 
     def log_summary(self, metrics: dict[str, Any]) -> None:
-        self._store.storage.write("summary.json", json.dumps(metrics, indent=2, default=str).encode())
+        self._store.write_metrics(metrics)
 
     def log_long_text(self, key: str, text: str) -> None:
-        self._store.storage.write(f"{key.replace('/', '_')}.txt", text.encode())
+        self._store.write_text(f"{key.replace('/', '_')}.txt", text)
 
 
 class PrettyPrintLogger(Logger):
@@ -132,20 +151,51 @@ class PrettyPrintLogger(Logger):
 class WandbLogger(Logger):
     """Weights & Biases (extra: ``pip install wandb``). A resumed folder continues its run."""
 
-    def __init__(self, project: str, name: str | None, log_dir: str | Path) -> None:
+    def __init__(
+        self,
+        project: str | None = None,
+        config: Any | None = None,
+        log_dir: str | Path | None = None,
+        wandb_name: str | None = None,
+    ) -> None:
         wandb: Any = _need("wandb")
-        id_file = Path(log_dir) / "wandb_run_id"
-        known = id_file.read_text().strip() if id_file.exists() else None
+        id_file = None if log_dir is None else Path(log_dir) / "wandb_run_id"
+        known = id_file.read_text().strip() if id_file is not None and id_file.exists() else None
+        folder = None if log_dir is None else str(log_dir)
         self._run = wandb.init(
-            project=project, name=name, dir=str(log_dir), id=known, resume="allow" if known else None
+            project=project, name=wandb_name, dir=folder, id=known, resume="allow" if known else None
         )
-        id_file.write_text(str(self._run.id))
+        self._event_steps = False
+        if id_file is not None:
+            id_file.write_text(str(self._run.id))
+        if config is not None:
+            self.log_hparams(config)
 
     def log_hparams(self, config: Any) -> None:
         self._run.config.update(dump_config(config), allow_val_change=True)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        self._run.log(metrics, step=step)
+        if self._event_steps and step is not None:
+            self._run.log({**metrics, "step": step})
+        else:
+            self._run.log(metrics, step=step)
+
+    def enable_event_steps(self) -> None:
+        """The service's own counter only goes up, so steps become a metric that the others are drawn over."""
+        self._event_steps = True
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
+
+    def log_metrics_event(
+        self,
+        metrics: dict[str, Any],
+        step: int | float,
+        step_metric: str,
+        metric_axes: Mapping[str, str] | None = None,
+    ) -> None:
+        for key in metrics:
+            self._run.define_metric(key, step_metric=(metric_axes or {}).get(key, step_metric))
+        self._run.log({**metrics, step_metric: step})
 
     def log_summary(self, metrics: dict[str, Any]) -> None:
         self._run.summary.update(metrics)
@@ -214,6 +264,20 @@ class MultiplexLogger(Logger):
         for destination in self.loggers:
             destination.log_metrics(metrics, step)
 
+    def enable_event_steps(self) -> None:
+        for destination in self.loggers:
+            destination.enable_event_steps()
+
+    def log_metrics_event(
+        self,
+        metrics: dict[str, Any],
+        step: int | float,
+        step_metric: str,
+        metric_axes: Mapping[str, str] | None = None,
+    ) -> None:
+        for destination in self.loggers:
+            destination.log_metrics_event(metrics, step, step_metric, metric_axes)
+
     def log_summary(self, metrics: dict[str, Any]) -> None:
         for destination in self.loggers:
             destination.log_summary(metrics)
@@ -258,7 +322,7 @@ def setup_logging(
         configure_logging_module(str(folder / "logs.log"))
     loggers: list[Logger] = [JsonLogger(folder), PrettyPrintLogger()]
     if wandb_project:
-        loggers.append(WandbLogger(wandb_project, wandb_name, folder))
+        loggers.append(WandbLogger(wandb_project, None, folder, wandb_name))
     for extra in filter(None, os.environ.get("TINKER_COOKBOOK_LOGGERS", "").split(",")):
         if extra == "tensorboard":
             loggers.append(TensorBoardLogger(folder))
