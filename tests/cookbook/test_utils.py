@@ -1,4 +1,4 @@
-"""Reports, spans, loggers, costs and deprecated names."""
+"""Reports, spans, loggers, costs, deprecated names, checkpoint records and images."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.stores import TrainingRunStore
 from tinker_cookbook.utils import cost_estimation, deprecation, logtree, misc_utils, ml_log, trace
 from tinker_cookbook.utils.cost_estimation import CostTracker, TokenCostRates, TokenUsage
@@ -240,3 +241,24 @@ def test_means_leave_out_what_is_not_there() -> None:
     assert list(misc_utils.safezip([1, 2], "ab")) == [(1, "a"), (2, "b")]
     with pytest.raises(ValueError, match="longer"):
         list(misc_utils.safezip([1], [1, 2]))
+
+
+def test_a_checkpoint_record_keeps_fields_and_extra_keys_apart() -> None:
+    record = CheckpointRecord("n", batch=3, extra={"note": None, "batch": 99})
+    assert record.batch == 3 and record.extra == {"note": None}
+    assert record.get("epoch", -1) is None and record.get("note", -1) is None and record.get("other", -1) == -1
+    assert record.has("batch") and record.has("note") and not record.has("epoch") and not record.has("other")
+    assert CheckpointRecord.from_dict(record.to_dict()) == record
+
+
+def test_an_image_becomes_a_data_uri(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image").new("RGBA", (10, 5))
+    from tinker_cookbook import image_processing_utils
+
+    image.convert("RGB").save(tmp_path / "x.jpg")
+    uri = image_processing_utils.image_to_data_uri(image)
+    assert uri.startswith("data:image/jpeg;base64,") and image_processing_utils.image_to_data_uri(uri) == uri
+    assert image_processing_utils.image_to_data_uri(str(tmp_path / "x.jpg")).startswith("data:image/jpeg;base64,")
+    assert image_processing_utils.resize_image(image, 4).size == (4, 2)
+    with pytest.raises(ValueError, match="not fetched"):
+        image_processing_utils.image_to_data_uri("https://images.example/x.png")

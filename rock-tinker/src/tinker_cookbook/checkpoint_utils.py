@@ -37,6 +37,12 @@ class CheckpointRecord:
     sampler_path: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        overlap = [key for key in self.extra if key in _KNOWN]
+        if overlap:
+            logger.warning("checkpoint %s: extra keys %s are fields and left out", self.name, overlap)
+            object.__setattr__(self, "extra", {key: self.extra[key] for key in self.extra if key not in _KNOWN})
+
     def to_dict(self) -> dict[str, Any]:
         """JSON form; fields without a value are left out."""
         known = {key: getattr(self, key) for key in _KNOWN if getattr(self, key) is not None}
@@ -49,13 +55,12 @@ class CheckpointRecord:
         return cls(**{key: d[key] for key in _KNOWN if key in d}, extra=extra)
 
     def has(self, key: str) -> bool:
-        """Whether there is a value."""
-        return self.get(key) is not None
+        """Whether a field has a value or an extra key is there."""
+        return getattr(self, key) is not None if key in _KNOWN else key in self.extra
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Value of a field or of an extra key."""
-        value = getattr(self, key) if key in _KNOWN else self.extra.get(key)
-        return default if value is None else value
+        """Value of a field (which may be None) or of an extra key; ``default`` where there is no such key."""
+        return getattr(self, key) if key in _KNOWN else self.extra.get(key, default)
 
 
 def load_checkpoints_file(log_dir: str | Path) -> list[CheckpointRecord]:
@@ -306,19 +311,23 @@ class CheckpointManager:
         )
 
     async def maybe_save_rolling_async(self, step: int, loop_state: Mapping[str, Any]) -> dict[str, str] | None:
-        """Save the state if due, and delete the rolling checkpoint before it."""
+        """Save the state if due, and delete the rolling checkpoint before it. A failure is logged: training goes on."""
         if not self.should_save_rolling(step):
             return None
-        previous = self._rolling_path
-        paths = await save_checkpoint_async(
-            self.training_client,
-            f"{step:06d}",
-            self.log_path,
-            {**loop_state, "rolling": True},
-            "state",
-            self.rolling_ttl_seconds,
-            self.store,
-        )
+        previous, state = self._rolling_path, {**loop_state, "rolling": True}
+        try:
+            paths = await save_checkpoint_async(
+                self.training_client,
+                f"{step:06d}",
+                self.log_path,
+                state,
+                "state",
+                self.rolling_ttl_seconds,
+                self.store,
+            )
+        except Exception as error:
+            logger.warning("rolling checkpoint %06d could not be saved: %s", step, error)
+            return None
         self._rolling_path = paths["state_path"]
         if previous is not None and previous != self._rolling_path:
             await self._delete(previous)
@@ -334,6 +343,7 @@ class CheckpointManager:
         state = {**loop_state, "elapsed_tokens": elapsed_tokens} if elapsed_tokens else loop_state
         if not self.async_periodic_saves:
             return await self.save_periodic_async(step, state)
+        await self._wait()
         self._saves.append(asyncio.create_task(self.save_periodic_async(step, state)))
         await asyncio.sleep(0)  # the requests are made now, before the batch that follows
         return None
@@ -350,12 +360,19 @@ class CheckpointManager:
         With ``loop_state``, the final checkpoint is made first and its paths are returned.
         """
         paths = await self.save_final_async(loop_state) if loop_state is not None else {}
-        pending, self._saves = self._saves, []
-        await asyncio.gather(*pending)
+        await self._wait()
         if self._rolling_path is not None:
             await self._delete(self._rolling_path)
             self._rolling_path = None
         return paths
+
+    async def _wait(self) -> dict[str, str] | None:
+        """Wait for the checkpoints that are being made. A failure is logged: training goes on. Returns the last one's paths."""
+        pending, self._saves = self._saves, []
+        results = await asyncio.gather(*pending, return_exceptions=True)
+        for error in (result for result in results if isinstance(result, BaseException)):
+            logger.error("a periodic checkpoint could not be saved: %s", error)
+        return next((result for result in reversed(results) if isinstance(result, dict)), None)
 
     # For code without an event loop
 
@@ -372,8 +389,7 @@ class CheckpointManager:
 
         async def save() -> dict[str, str] | None:
             paths = await self.maybe_save_async(step, loop_state, elapsed_tokens=elapsed_tokens)
-            pending, self._saves = self._saves, []
-            return (await asyncio.gather(*pending))[0] if pending else paths
+            return await self._wait() if self._saves else paths
 
         return asyncio.run(save())
 
@@ -388,5 +404,5 @@ class CheckpointManager:
     async def _delete(self, path: str) -> None:
         try:
             await self.service_client.create_rest_client().delete_checkpoint_from_tinker_path(path)
-        except tinker.TinkerError as error:
+        except Exception as error:
             logger.warning("rolling checkpoint %s could not be deleted: %s", path, error)

@@ -13,10 +13,13 @@ from tinker_cookbook.exceptions import ConfigurationError
 
 LogdirBehavior: TypeAlias = Literal["delete", "resume", "ask", "raise"]
 
+RUNS_DIR_ENV_VAR = "TINKER_COOKBOOK_RUNS_DIR"
+DEFAULT_RUNS_DIR = "~/tinker-runs"
+
 
 def runs_path(*parts: str) -> str:
     """Path below the folder of runs: ``$TINKER_COOKBOOK_RUNS_DIR`` or ``~/tinker-runs``."""
-    root = os.environ.get("TINKER_COOKBOOK_RUNS_DIR") or "~/tinker-runs"
+    root = os.environ.get(RUNS_DIR_ENV_VAR) or DEFAULT_RUNS_DIR
     return str(Path(root).expanduser().joinpath(*parts))
 
 

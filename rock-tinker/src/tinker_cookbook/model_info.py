@@ -137,4 +137,4 @@ def warn_if_renderer_not_recommended(model_name: str, renderer_name: str | None)
     except ConfigurationError:
         return
     if renderer_name not in names:
-        logger.warning("renderer %r is unusual for %s; recommended: %s", renderer_name, model_name, ", ".join(names))
+        logger.warning("renderer %r is not recommended for %s; use %s", renderer_name, model_name, ", ".join(names))

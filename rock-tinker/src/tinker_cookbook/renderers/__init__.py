@@ -151,10 +151,13 @@ def _make(name: str, tokenizer: Tokenizer, image_processor: Any | None) -> Rende
 
 def renderer_from_key(name: str, model_name: str, has_image_processor: bool) -> Renderer:
     """Rebuild a renderer in another process (used by pickle)."""
-    from tinker_cookbook.image_processing_utils import get_image_processor
     from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-    processor = get_image_processor(model_name) if has_image_processor else None
+    processor = None
+    if has_image_processor:
+        from tinker_cookbook.image_processing_utils import get_image_processor
+
+        processor = get_image_processor(model_name)
     return get_renderer(name, get_tokenizer(model_name), processor, model_name)
 
 

@@ -165,7 +165,7 @@ class SupervisedLoop:
         per_epoch = self.steps_per_epoch
         scheduled = per_epoch * self.settings.num_epochs
         total = scheduled if self.settings.max_steps is None else min(scheduled, self.settings.max_steps)
-        first = (resume.get("epoch", 0) * per_epoch + resume.get("batch", 0)) if resume is not None else 0
+        first = ((resume.epoch or 0) * per_epoch + (resume.batch or 0)) if resume is not None else 0
         if resume is not None:
             self._tokens = int(resume.get("cumulative_tokens", 0))
             self.checkpoints.restore_last_saved_tokens(self._tokens)
