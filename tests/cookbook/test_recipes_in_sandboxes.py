@@ -20,9 +20,12 @@ from recipe_backend import RecipeBackend, metric_rows
 from tinker_cookbook import renderers, tokenizer_utils
 from tinker_cookbook.exceptions import SandboxError
 from tinker_cookbook.recipes.code_rl import env as code_env
+from tinker_cookbook.recipes.code_rl.code_grading import sandbox_check_correctness
+from tinker_cookbook.recipes.code_rl.deepcoder_tool import DeepcoderReward, DeepcoderTask, DeepcoderTool
 from tinker_cookbook.recipes.harbor_rl import harbor_env
 from tinker_cookbook.renderers import Message, get_text_content
 from tinker_cookbook.sandbox import RockSandbox, SandboxCodeRunner, SandboxFusionClient
+from tinker_cookbook.tool_use import ToolInput
 
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(300, func_only=True)]
 
@@ -178,6 +181,21 @@ async def test_both_runners_tell_right_programs_from_wrong_ones(sandbox_service:
             ok, report = await code_env.passes(runner, program, PROBLEM)
             assert not ok and report, program
         await runner.close()
+
+
+async def test_the_tool_and_the_reward_of_deepcoder_use_the_code_service(
+    run_code_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SANDBOX_URL", run_code_url)
+    task = DeepcoderTask("Print the sum.", [{"input": "1 2", "output": "3"}, {"input": "4 5", "output": "9"}])
+    right, wrong = "print(sum(map(int, input().split())))", "print(3)"
+    tool = DeepcoderTool(task).check_solution
+    for program, passed in ((right, 1.0), (wrong, 0.0)):
+        assert (await tool.run(ToolInput({"code": program}))).metrics == {"passed": passed}
+        ok, answer = await sandbox_check_correctness(task.tests, program)
+        assert ok is bool(passed) and answer["status"] == ("Success" if passed else "Failed")
+        history = [Message(role="assistant", content=f"```python\n{program}\n```")]
+        assert await DeepcoderReward(task)(history) == (passed, {"correct": passed, "format": 1.0})
 
 
 async def test_a_code_service_that_is_not_there_is_an_error_that_names_its_address() -> None:

@@ -98,7 +98,7 @@ class AgentToolMessageEnv(MessageEnv):
         if unparsed and not calls:
             return await self._unreadable("\n".join(call.error for call in unparsed))
         self._errors_in_a_row = 0
-        metrics: Metrics = {}
+        metrics: Metrics = {"tool_calls": len(calls), "unparsed_tool_calls": len(unparsed)}
         logs: Logs = {}
         if text := _shown(message):
             logs["assistant_content"] = text

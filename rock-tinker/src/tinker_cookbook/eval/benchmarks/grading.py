@@ -8,16 +8,29 @@ from fractions import Fraction
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""Content of the last ``\boxed{...}``, with nested braces; None without one."""
-    start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
-    if start < 0:
-        return None
-    begin = text.index("{", start) + 1
+    r"""Content of the last ``\boxed{...}`` that is closed, with nested braces (of a box in a box, the inner
+    one); else the word after the last
+    ``\boxed`` and a space; None without one. ``\fbox`` counts, too."""
+    found, position = None, 0
+    while opened := re.compile(r"\\f?box(?:ed)?\{").search(text, position):
+        end = _closing_brace(text, opened.end())
+        position = opened.end() if end is None else end
+        found = found if end is None else text[opened.end() : end]
+    if found is not None and "\\boxed{" in found:
+        return extract_boxed(found)
+    if found is None:
+        bare = re.findall(r"\\boxed\s+([a-zA-Z0-9]+)", text)
+        found = bare[-1] if bare else None
+    return found
+
+
+def _closing_brace(text: str, begin: int) -> int | None:
+    """Where the brace that was opened just before ``begin`` is closed."""
     depth = 1
     for position in range(begin, len(text)):
         depth += {"{": 1, "}": -1}.get(text[position], 0)
         if depth == 0:
-            return text[begin:position]
+            return position
     return None
 
 
@@ -63,12 +76,17 @@ def extract_python_code(text: str) -> str | None:
     return found[-1].strip() if found else None
 
 
-_UNITS = re.compile(r"\\(?:text|mathrm|mbox)\{[^{}]*\}")
+_UNITS = re.compile(r"\\(?:text|textbf|mathrm|mbox)\{[^{}]*\}")
+_UNIT_WORDS = re.compile(
+    r"(?<=[\d}])\s*(?:degrees?|[cmk]m|(?:centi|kilo)?met(?:er|re)s?|miles?|seconds?|minutes?|hours?|days?|weeks?|months?|years?"
+    r"|f(?:oo|ee)t|inch(?:es)?|yards?)$"
+)
 
 
 def normalize_answer(text: str) -> str:
     """A mathematical answer in a comparable form: no spaces, units, dollar signs, sizes of brackets."""
-    text = text.strip().rstrip(".")
+    text = _UNIT_WORDS.sub("", text.strip().rstrip(".")).replace("{,}", ",")
+    text = re.sub(r"\s+(?:and|or)\s+", ",", text)
     text = _UNITS.sub(lambda m: m.group(0)[m.group(0).index("{") + 1 : -1] if text == m.group(0) else "", text)
     for old, new in (
         ("\\left", ""),
@@ -91,6 +109,8 @@ def normalize_answer(text: str) -> str:
     text = re.sub(r"\\frac(\d)(\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\sqrt(\d)", r"\\sqrt{\1}", text)
     text = re.sub(r"(?<=\d),(?=\d{3}(?:\D|$))", "", text)
+    if text.startswith("{") and text.endswith("}") and "{" not in text[1:]:
+        text = text[1:-1]
     if "=" in text and text.count("=") == 1 and len(text.split("=")[0]) <= 2:
         text = text.split("=")[1]
     return text
@@ -108,13 +128,30 @@ def _number(text: str) -> Fraction | None:
 
 def same_answer(given: str, expected: str) -> bool:
     """Whether two mathematical answers are the same text, or the same number, or (with sympy) the same expression."""
-    a, b = normalize_answer(given), normalize_answer(expected)
-    if a == b:
+    a, b = normalize_answer(given).lower(), normalize_answer(expected).lower()
+    if a == b or _bare(a) == _bare(b) != "":
         return True
-    left, right = _number(a), _number(b)
+    parts = _parts(a), _parts(b)
+    if all(parts):
+        ends = {(x[0], x[-1]) for x in (a, b)}
+        return len(ends) == 1 and len(parts[0]) == len(parts[1]) and all(map(same_answer, *parts))
+    left, right = _number(_bare(a)), _number(_bare(b))
     if left is not None and right is not None:
         return left == right
     return _same_expression(a, b)
+
+
+def _bare(text: str) -> str:
+    """One value without the brackets around it."""
+    inner = text[1:-1]
+    return inner if text[:1] == "(" and text[-1:] == ")" and not set("(),") & set(inner) else text
+
+
+def _parts(text: str) -> list[str]:
+    """Elements of a tuple or an interval; none of anything else."""
+    if len(text) < 3 or text[0] not in "([" or text[-1] not in ")]" or set("()[]") & set(text[1:-1]) or "," not in text:
+        return []
+    return text[1:-1].split(",")
 
 
 def _same_expression(a: str, b: str) -> bool:

@@ -9,12 +9,11 @@ import chz
 import numpy as np
 
 from tinker_cookbook import model_info, renderers, tokenizer_utils
-from tinker_cookbook.recipes.code_rl.deepcoder_tool import DeepcoderReward, DeepcoderTask, DeepcoderTool
-from tinker_cookbook.recipes.code_rl.env import SYSTEM, load_problems
-from tinker_cookbook.renderers import Message
+from tinker_cookbook.recipes.code_rl.code_grading import runner_of
+from tinker_cookbook.recipes.code_rl.deepcoder_tool import DeepcoderTask
+from tinker_cookbook.recipes.code_rl.env import CodeGroupBuilder, load_problems
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.sandbox import SandboxBackend
-from tinker_cookbook.tool_use import build_agent_tool_env
 
 
 def load_deepcoder_tasks(split: str = "train", seed: int = 0) -> list[DeepcoderTask]:
@@ -54,22 +53,19 @@ class DeepcoderEnvGroupBuilder(EnvGroupBuilder):
         name = self.renderer_name or model_info.get_recommended_renderer_name(self.model_name)
         tokenizer = tokenizer_utils.get_tokenizer(self.model_name)
         renderer = renderers.get_renderer(name, tokenizer, model_name=self.model_name)
-        check = DeepcoderTool(self.task, self.sandbox_backend, self.timeout)
-        prefix = renderer.create_conversation_prefix_with_tools([check.check_solution.to_spec()], SYSTEM)
-        messages = [*prefix, Message(role="user", content=self.task.as_problem().question)]
-        return [
-            build_agent_tool_env(
-                renderer,
-                [check.check_solution],
-                messages,
-                DeepcoderReward(self.task, check, self.format_coef),
-                max_turns=self.max_turns,
-                max_trajectory_tokens=self.max_trajectory_tokens,
-                max_generation_tokens=self.max_generation_tokens,
-                context_overflow_reward=self.context_overflow_reward,
-            )
-            for _ in range(self.group_size)
-        ]
+        group = CodeGroupBuilder(
+            self.task.as_problem(),
+            runner_of(self.sandbox_backend),
+            renderer,
+            self.group_size,
+            self.max_turns,
+            self.format_coef,
+            self.max_trajectory_tokens,
+            self.max_generation_tokens,
+            self.context_overflow_reward,
+            self.timeout,
+        )
+        return await group.make_envs()
 
     def logging_tags(self) -> list[str]:
         return ["deepcoder"]

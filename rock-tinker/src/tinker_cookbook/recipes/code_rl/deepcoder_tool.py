@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.recipes.code_rl.env import CodeProblem, passes, program_reward
+from tinker_cookbook.recipes.code_rl.code_grading import CodeProblem, program_reward, runner_of
+from tinker_cookbook.recipes.code_rl.env import CheckTool
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.types import Metrics
-from tinker_cookbook.sandbox import SandboxBackend, SandboxFusionClient
-from tinker_cookbook.tool_use import ToolResult, simple_tool_result, tool
+from tinker_cookbook.sandbox import SandboxBackend
 
 
 @dataclass(frozen=True)
@@ -27,37 +26,27 @@ class DeepcoderTask:
         return CodeProblem(question, tuple((str(test["input"]), str(test["output"])) for test in self.tests))
 
 
-class DeepcoderTool:
-    """The tool ``check_solution``: runs a program against the tests of a task in a ``/run_code`` service.
+class DeepcoderTool(CheckTool):
+    """The tool ``check_solution`` of a task: runs a program against its tests in a ``/run_code`` service.
 
     ``timeout``: seconds for each test.
     """
 
     def __init__(self, task: DeepcoderTask, sandbox_backend: SandboxBackend | None = None, timeout: int = 6) -> None:
-        if sandbox_backend not in (None, SandboxBackend.SANDBOXFUSION):
-            raise ConfigurationError(
-                f"sandbox_backend={sandbox_backend} needs a sandbox of its own; use CodeDatasetBuilder, or a /run_code "
-                "service with sandbox_backend=sandboxfusion"
-            )
-        self.task, self.timeout = task, timeout
-        self.runner = SandboxFusionClient()
-
-    @tool
-    async def check_solution(self, code: Annotated[str, "The whole Python program"]) -> ToolResult:
-        """Run a program against the tests of the problem."""
-        passed, report = await passes(self.runner, code, self.task.as_problem(), self.timeout)
-        return simple_tool_result(report, metrics={"passed": float(passed)})
+        super().__init__(runner_of(sandbox_backend), task.as_problem(), timeout)
+        self.task = task
 
 
 @dataclass(frozen=True)
 class DeepcoderReward:
-    """``correct + format_coef * (format − 1)``: the last answer's last code block against the tests."""
+    """``correct + format_coef * (format − 1)``: the last answer's last code block against the tests. ``timeout``: seconds for
+    each test."""
 
     task: DeepcoderTask
-    tool: DeepcoderTool
+    sandbox_backend: SandboxBackend | None = None
+    timeout: int = 6
     format_coef: float = 0.1
 
-    async def __call__(self, messages: list[Message]) -> tuple[float, Metrics]:
-        return await program_reward(
-            messages, self.tool.runner, self.task.as_problem(), self.format_coef, self.tool.timeout
-        )
+    async def __call__(self, history: list[Message]) -> tuple[float, Metrics]:
+        runner = runner_of(self.sandbox_backend)
+        return await program_reward(history, runner, self.task.as_problem(), self.format_coef, self.timeout)

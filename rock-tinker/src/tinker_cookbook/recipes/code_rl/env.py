@@ -6,95 +6,40 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import chz
 import numpy as np
 
 from tinker_cookbook import renderers, tokenizer_utils
-from tinker_cookbook.eval.benchmarks.grading import extract_python_code
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.renderers import Message, get_text_content
+from tinker_cookbook.recipes.code_rl.code_grading import (
+    FORMAT_COEF,
+    CodeProblem,
+    CodeRunner,
+    passes,
+    program_reward,
+)
+from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, RLDataset, RLDatasetBuilder
 from tinker_cookbook.sandbox import RockSandbox, SandboxBackend, SandboxCodeRunner, SandboxFusionClient
 from tinker_cookbook.tool_use import ToolResult, build_agent_tool_env, simple_tool_result, tool
 from tinker_cookbook.utils.file_utils import read_jsonl
 
-FORMAT_COEF = 0.1
 SYSTEM = "Solve the programming problem in Python. End with the whole program in one ```python block."
-_CHECK = """
-import json, subprocess, sys
-failed = 0
-for number, test in enumerate(json.load(open("tests.json"))):
-    try:
-        done = subprocess.run([sys.executable, "solution.py"], input=test["input"], capture_output=True, text=True, timeout=5)
-        ok = done.returncode == 0 and done.stdout.split() == test["output"].split()
-    except subprocess.TimeoutExpired:
-        ok = False
-    if not ok:
-        failed += 1
-        if failed == 1:
-            print("test", number, "failed")
-sys.exit(1 if failed else 0)
-"""
-
-
-class CodeRunner(Protocol):
-    """Runs programs; see ``SandboxFusionClient`` and ``SandboxCodeRunner``."""
-
-    async def run(
-        self, code: str, files: dict[str, str] | None = None, timeout: int = 10, language: str = "python"
-    ) -> tuple[bool, dict[str, Any]]:
-        """Whether the code ended well, and details."""
-        ...
-
-
-@dataclass(frozen=True)
-class CodeProblem:
-    """A problem and its tests: standard input and expected output."""
-
-    question: str
-    tests: tuple[tuple[str, str], ...]
-
-
-async def passes(runner: CodeRunner, program: str, problem: CodeProblem, seconds_per_test: int = 6) -> tuple[bool, str]:
-    """Whether a program passes all tests, and what to tell the model."""
-    tests = json.dumps([{"input": given, "output": expected} for given, expected in problem.tests])
-    timeout = seconds_per_test * len(problem.tests) + 10
-    ok, answer = await runner.run(_CHECK, {"solution.py": program, "tests.json": tests}, timeout=timeout)
-    return ok, "all tests passed" if ok else str(
-        (answer.get("run_result") or {}).get("stdout") or "tests failed"
-    ).strip()
-
-
-async def program_reward(
-    messages: list[Message],
-    runner: CodeRunner,
-    problem: CodeProblem,
-    format_coef: float = FORMAT_COEF,
-    seconds_per_test: int = 6,
-) -> tuple[float, Metrics]:
-    """``correct + format_coef * (format − 1)``: the last answer's last code block against the tests."""
-    answers = [get_text_content(message) for message in messages if message["role"] == "assistant"]
-    program = extract_python_code(answers[-1]) if answers else None
-    correct = 0.0
-    if program is not None:
-        correct = float((await passes(runner, program, problem, seconds_per_test))[0])
-    format_ok = float(program is not None)
-    return correct + format_coef * (format_ok - 1), {"correct": correct, "format": format_ok}
 
 
 class CheckTool:
     """The tool ``check_solution``."""
 
-    def __init__(self, runner: CodeRunner, problem: CodeProblem) -> None:
-        self._runner, self._problem = runner, problem
+    def __init__(self, runner: CodeRunner, problem: CodeProblem, seconds_per_test: float = 6) -> None:
+        self.runner, self.problem, self.seconds_per_test = runner, problem, seconds_per_test
 
     @tool
-    async def check_solution(self, program: Annotated[str, "The whole Python program"]) -> ToolResult:
+    async def check_solution(self, code: Annotated[str, "The whole Python program"]) -> ToolResult:
         """Run a program against the tests of the problem."""
-        _, report = await passes(self._runner, program, self._problem)
-        return simple_tool_result(report)
+        passed, report = await passes(self.runner, code, self.problem, self.seconds_per_test)
+        return simple_tool_result(report, metrics={"passed": float(passed)})
 
 
 @dataclass(frozen=True)
@@ -110,12 +55,13 @@ class CodeGroupBuilder(EnvGroupBuilder):
     max_trajectory_tokens: int | None = None
     max_generation_tokens: int | None = None
     context_overflow_reward: float = 0.0
+    seconds_per_test: float = 6
 
     async def _reward(self, messages: list[Message]) -> tuple[float, Metrics]:
-        return await program_reward(messages, self.runner, self.problem, self.format_coef)
+        return await program_reward(messages, self.runner, self.problem, self.format_coef, self.seconds_per_test)
 
     async def make_envs(self) -> Sequence[Env]:
-        check = CheckTool(self.runner, self.problem).check_solution
+        check = CheckTool(self.runner, self.problem, self.seconds_per_test).check_solution
         prefix = self.renderer.create_conversation_prefix_with_tools([check.to_spec()], SYSTEM)
         messages = [*prefix, Message(role="user", content=self.problem.question)]
         return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 
@@ -15,10 +16,18 @@ from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilde
 
 
 class ArithmeticEnv(ProblemEnv):
-    """``What is x + y?`` with a worked example before it."""
+    """``What is x + y?`` with a worked example before it. The answer is the last number that is written."""
 
-    def __init__(self, x: int, y: int, renderer: renderers.Renderer, convo_prefix: list[Message] | None = None) -> None:
-        super().__init__(renderer, convo_prefix)
+    def __init__(
+        self,
+        x: int,
+        y: int,
+        renderer: renderers.Renderer,
+        convo_prefix: list[Message] | None = None,
+        format_coef: float = 0.1,
+        require_stop_sequence_for_format: bool = True,
+    ) -> None:
+        super().__init__(renderer, convo_prefix, format_coef, require_stop_sequence_for_format)
         self.x, self.y = x, y
 
     @staticmethod
@@ -30,7 +39,8 @@ class ArithmeticEnv(ProblemEnv):
         return f"What is {self.x} + {self.y}?"
 
     def check_answer(self, sample_str: str) -> bool:
-        return sample_str.strip() == str(self.x + self.y)
+        found = re.findall(r"-?\d[\d,]*", sample_str)
+        return bool(found) and int(found[-1].replace(",", "")) == self.x + self.y
 
     def check_format(self, sample_str: str) -> bool:
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -64,15 +65,19 @@ def _grader(name: str) -> Callable[[str, str], bool]:
 
 
 def extract_gsm8k_final_answer(text: str) -> str:
-    """The number after ``####``.
+    """What follows the last ``####``; at the beginning of a line, without thousands separators.
 
     Raises:
         ValueError: there is none.
     """
-    answer = extract_gsm8k_answer(text)
-    if answer is None:
+    lines = [line.strip() for line in text.splitlines()]
+    marked = [line.removeprefix("####") for line in lines if line.startswith("####")]
+    if marked:
+        return marked[-1].replace(",", "").strip()
+    found = re.findall(r"####\s*(.+)", text)
+    if not found:
         raise ValueError(f"no '#### answer' in {text[-80:]!r}")
-    return answer
+    return str(found[-1]).strip()
 
 
 class MathEnv(ProblemEnv):

@@ -11,7 +11,7 @@ from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
 from tinker_cookbook.renderers import Message, format_content_as_string
 from tinker_cookbook.utils.file_utils import read_jsonl
 
-SCORE_PATTERN = r"<score>(.*)</score>"
+SCORE_PATTERN = r"<score>(.*?)</score>"
 SCORE_INSTRUCTIONS = "Write your score, a number between 0 and 1, between <score> and </score>."
 
 
@@ -21,19 +21,23 @@ class Rubric:
 
     rubric_str: str
     extraction_regex: str = SCORE_PATTERN
-    grader_output_format_instructions: str = SCORE_INSTRUCTIONS
+    grader_output_format_instruction: str = SCORE_INSTRUCTIONS
 
-    def grader_prompt(self, conversation: list[Message]) -> list[Message]:
+    def get_grader_prompt(self, convo: list[Message]) -> list[Message]:
         """What the grader is asked."""
-        shown = "\n\n".join(f"{m['role']}: {format_content_as_string(m['content'])}" for m in conversation)
+        shown = "\n\n".join(f"{m['role']}: {format_content_as_string(m['content'])}" for m in convo)
         text = (
             "Grade the last answer of the conversation by the rubric.\n\n"
             f"<conversation>\n{shown}\n</conversation>\n\n<rubric>\n{self.rubric_str}\n</rubric>\n\n"
-            f"{self.grader_output_format_instructions}"
+            f"{self.grader_output_format_instruction}"
         )
         return [Message(role="user", content=text)]
 
-    def extract_score(self, response: str) -> float | None:
+    def extract_score(self, response: str) -> float:
+        """Score in the grader's answer; 0 without a readable one."""
+        return self.find_score(response) or 0.0
+
+    def find_score(self, response: str) -> float | None:
         """Score in the grader's answer; None without a readable one."""
         match = re.search(self.extraction_regex, response, re.DOTALL)
         if match is None:

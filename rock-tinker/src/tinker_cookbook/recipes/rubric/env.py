@@ -56,7 +56,7 @@ class RubricGradedEnv(Env):
 
         async def grade(index: int) -> float | None:
             rubric = self.datapoint.rubric_items[index]
-            return rubric.extract_score(get_text_content(await self.grader(rubric.grader_prompt(conversation))))
+            return rubric.find_score(get_text_content(await self.grader(rubric.get_grader_prompt(conversation))))
 
         scores = await asyncio.gather(*(grade(i) for i in range(len(self.datapoint.rubric_items))))
         readable = [score if score is not None else 0.0 for score in scores]

@@ -26,7 +26,7 @@ def system_prompt(largest: int) -> str:
 
 
 class GuessNumberEnv(MessageEnv):
-    """Reward 1 for the right guess within ten turns, else 0."""
+    """Reward 1 for the right guess within ten turns, -1 for each one that cannot be read, else 0."""
 
     def __init__(self, answer: int, largest: int = 1024) -> None:
         self.answer, self.largest = answer, largest
@@ -41,7 +41,7 @@ class GuessNumberEnv(MessageEnv):
         return self.messages
 
     def _reply(self, text: str) -> str:
-        match = re.search(r"Guess:\s*(\d+)", text)
+        match = re.match(r"Guess:\s+(-?\d+)\s*$", text, flags=re.MULTILINE)
         if match is None:
             return "I could not read that. Use the form 'Guess: <number>'."
         guess = int(match.group(1))
@@ -56,7 +56,8 @@ class GuessNumberEnv(MessageEnv):
         solved = reply == "Correct"
         done = solved or self.turns >= MAX_TURNS
         readable = float(not reply.startswith("I could not"))
-        return MessageStepResult(float(solved), done, list(self.messages), {"solved": solved, "readable": readable})
+        reward = float(solved) if readable else -1.0
+        return MessageStepResult(reward, done, list(self.messages), {"solved": solved, "readable": readable})
 
 
 @dataclass(frozen=True)

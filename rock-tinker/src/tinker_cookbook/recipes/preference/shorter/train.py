@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import chz
 
 from tinker_cookbook import renderers, tokenizer_utils
-from tinker_cookbook.preference.types import Comparison, PreferenceModel
 from tinker_cookbook.recipes import entry
+from tinker_cookbook.recipes.preference.shorter.env import PreferenceModelShorter
 from tinker_cookbook.recipes.settings import RLSettings
-from tinker_cookbook.renderers import Message, get_text_content
+from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.preference_envs import PairwisePreferenceGroupBuilder, TournamentPattern
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
@@ -25,15 +25,6 @@ PROMPTS = (
     "What makes a good friend?",
     "Explain what a computer is.",
 )
-
-
-class ShorterPreferenceModel(PreferenceModel):
-    """Prefers the completion with fewer characters."""
-
-    async def __call__(self, comparison: Comparison) -> float:
-        first = len(get_text_content(comparison.completion_A[0]))
-        second = len(get_text_content(comparison.completion_B[0]))
-        return float((first > second) - (first < second))
 
 
 class ShorterDataset(RLDataset):
@@ -53,7 +44,7 @@ class ShorterDataset(RLDataset):
                 convo_prefix=[Message(role="user", content=PROMPTS[(index * self.batch_size + i) % len(PROMPTS)])],
                 policy_renderer=self.renderer,
                 tournament_pattern=TournamentPattern.ALL_PAIRS_BOTH_WAYS,
-                preference_model=ShorterPreferenceModel(),
+                preference_model=PreferenceModelShorter(),
                 num_envs=self.group_size,
             )
             for i in range(self.batch_size)
