@@ -74,8 +74,9 @@ class Config:
     multiline: bool = False
 
 
-async def main(config: Config) -> None:
-    """Play a game."""
+async def main(config: Config | None = None) -> None:
+    """Play a game; without a configuration, the default one."""
+    config = config or Config()
     from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDataset
     from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import GuessNumberGroupBuilder
 

@@ -9,14 +9,14 @@ from typing import Any
 import chz
 
 from tinker_cookbook.checkpoint_utils import DEFAULT_TTL_SECONDS
-from tinker_cookbook.eval.evaluators import EvaluatorBuilder
+from tinker_cookbook.eval.evaluators import Evaluator, EvaluatorBuilder
 from tinker_cookbook.run_setup import open_run
 from tinker_cookbook.supervised.loop import LoopSettings, SubmittedBatch, SupervisedLoop, run_evals
 from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator
 from tinker_cookbook.supervised.types import SupervisedDatasetBuilder
 from tinker_cookbook.utils.lr_scheduling import LRSchedule
 
-__all__ = ["Config", "SubmittedBatch", "main", "run_evals"]
+__all__ = ["Config", "Evaluator", "EvaluatorBuilder", "SubmittedBatch", "main", "run_evals"]
 
 
 @chz.chz
