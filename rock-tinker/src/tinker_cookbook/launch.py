@@ -60,9 +60,8 @@ class ServerJob:
             SettingError: the file is missing or wrong, or the port is taken.
             BackendFailed: the backend ended early or was not ready in `runtime.start_timeout_seconds`.
         """
-        settings = read_runtime_yaml(runtime_yaml)
+        settings = ServerJob.check(runtime_yaml)
         host, port = settings["backend"]["host"], settings["backend"]["port"]
-        _check_port(host, port, runtime_yaml)
         log_dir = _job_folder(jobs_dir, label)
         config = log_dir / "runtime.yaml"
         settings["logs"]["folder"] = str(log_dir)
@@ -80,6 +79,19 @@ class ServerJob:
         finally:
             process.stop(_STOP_SECONDS)
             log.info("backend closed: job %s", job.name)
+
+    @staticmethod
+    def check(runtime_yaml: Path) -> dict[str, Any]:
+        """The settings of a backend that could be started now.
+
+        Raises:
+            SettingError: the file is missing or wrong, the port is taken, or the program or a key is missing.
+        """
+        settings = read_runtime_yaml(runtime_yaml)
+        _program()
+        _api_key(settings)
+        _check_port(settings["backend"]["host"], settings["backend"]["port"], runtime_yaml)
+        return settings
 
 
 def read_runtime_yaml(path: Path) -> dict[str, Any]:

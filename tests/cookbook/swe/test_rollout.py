@@ -25,7 +25,7 @@ class Trial:
 class MemoryJob:
     """A job with an agent in memory that records what was called."""
 
-    def __init__(self, service, trial, *, submit_error=None, hang=False):
+    def __init__(self, service, trial, *, submit_error=None, hang=""):
         self.model_service, self._trial, self._submit_error, self._hang = service, trial, submit_error, hang
         self.calls: list[str] = []
 
@@ -33,11 +33,13 @@ class MemoryJob:
         self.calls.append("submit")
         if self._submit_error:
             raise self._submit_error
-        if self._hang:
+        if self._hang == "submit":
             await asyncio.sleep(60)
 
     async def wait(self, timeout):
         self.calls.append("wait")
+        if self._hang == "wait":
+            await asyncio.sleep(60)
         return [self._trial] if self._trial else []
 
     async def export(self, folder):
@@ -114,16 +116,24 @@ async def test_a_job_without_a_trial_is_not_evaluated(policy_of, scripted_sample
     assert rollout.error is not None and "no trial result" in rollout.error
 
 
-async def test_cancellation_takes_the_sandbox_down_before_it_goes_on(policy_of, scripted_sampler, one_call, tmp_path):
-    job = MemoryJob(one_call(), None, hang=True)
-    running = asyncio.create_task(roll_out(job, "t", policy_of(scripted_sampler([])), Deadline(50, "test"), tmp_path))
-    await asyncio.sleep(0.05)
+@pytest.mark.parametrize(
+    ("hang", "calls"), [("submit", ["submit", "close"]), ("wait", ["submit", "wait", "export", "close"])]
+)
+async def test_cancellation_takes_the_sandbox_down_before_it_goes_on(
+    policy_of, scripted_sampler, one_call, tmp_path, hang, calls
+):
+    job = MemoryJob(one_call(), None, hang=hang)
+    running = asyncio.create_task(
+        roll_out(job, "t", policy_of(scripted_sampler(["x"])), Deadline(50, "test"), tmp_path)
+    )
+    while job.calls[-1:] != [hang]:
+        await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.sleep(0.01)
     running.cancel()  # an impatient second Ctrl-C changes nothing
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert job.calls == ["submit", "export", "close"]
+    assert job.calls == calls
 
 
 async def test_the_trajectory_text_shows_each_message_once(policy_of, scripted_sampler, memory_service, tmp_path):

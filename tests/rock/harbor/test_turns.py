@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 
 import pytest
 
@@ -104,13 +105,20 @@ async def test_an_upload_that_does_not_exist_is_refused_before_the_sandbox_start
     assert job.sandbox.sandbox_id == ""
 
 
-async def test_an_admin_that_is_not_there_is_a_failed_start():
+async def test_an_admin_that_is_not_there_is_a_failed_start_and_leaves_nothing(tmp_path, monkeypatch):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     config = BashJobConfig(
         experiment_id="t", script="true", timeout=100, environment={"base_url": "http://127.0.0.1:9"}
     )
+    job = Job(config)
     with pytest.raises(JobError) as failed:
-        await Job(config).submit()
+        await job.submit()
     assert failed.value.phase == "start"
+    with pytest.raises(JobError, match="is closed and its logs are gone"):
+        await job.export(tmp_path / "export")
+    assert not list(scratch.iterdir())
 
 
 def test_a_harbor_yaml_is_read_and_wrong_fields_are_named(tmp_path):

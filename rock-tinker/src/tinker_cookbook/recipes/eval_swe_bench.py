@@ -19,7 +19,7 @@ from tinker_cookbook.swe.results import ResultsFolder
 from tinker_cookbook.swe.session import Session, describe
 from tinker_cookbook.swe.settings import read_settings
 from tinker_cookbook.swe.tasks import task_name
-from tinker_cookbook.swe.training_recipe import task_source
+from tinker_cookbook.swe.training_recipe import check_job, task_source
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def evaluate(options: argparse.Namespace) -> int:
     """Rolls out one task and writes summary.json, trajectory.txt and trajectory.json."""
     settings = read_settings(options.config, max_tokens=options.max_tokens)
-    task = task_source(settings, options).of_step(0)
+    tasks = task_source(settings, options)
+    if options.check:
+        check_job(settings, tasks, options)
+        return 0
+    task = tasks.of_step(0)
     log.info("Run directory: %s", options.run_dir)
     results = ResultsFolder(options.run_dir, task_name(task))
     async with Session.open(

@@ -149,7 +149,8 @@ class TrainingLoop:
         if record.skipped is None:
             sampler = await self._train(record, rollouts, client, sampler, base)
         if record.skipped is not None:
-            log.info("skipping %sstep %d: %s", "" if options.mode == "grpo" else "train ", step, record.skipped)
+            which = "" if options.mode == "grpo" else "train "
+            log.info("skipping %sstep %d of %d: %s", which, step + 1, options.num_steps, record.skipped)
         self._results.write_json(f"step_{step:03d}/step_result.json", record.as_json())
         return sampler
 
@@ -199,6 +200,7 @@ class TrainingLoop:
         if not data:
             record.skipped = "every advantage is 0, nothing to train on"
             return sampler
+        log.info("training on %d datum(s), %d tokens", len(data), sum(item.model_input.length for item in data))
         report: TrainReport = await train(
             client, data, loss_fn=options.loss_fn, loss_fn_config=None, learning_rate=options.learning_rate
         )

@@ -60,6 +60,7 @@ class Parser(argparse.ArgumentParser):
             help="logs of backend and runtime (default: $TASK/jobs)",
         )
         where.add_argument("--base-url", help="a backend that runs already; without it one is started for this job")
+        where.add_argument("--check", action="store_true", help="look at options and configuration, and run nothing")
         what = self.add_argument_group("what")
         what.add_argument("--task-id", help="one task that harbor.yaml names (default: the first one)")
         what.add_argument("--tasks", type=Path, help="folder of Harbor tasks; each step draws one of them")

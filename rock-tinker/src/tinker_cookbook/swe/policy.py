@@ -59,17 +59,18 @@ class Policy:
         self.budget = budget
         self.model = model
 
-    def conversation(self, temperature: float = 1.0) -> Conversation:
-        """A fresh recorder for one rollout."""
-        return Conversation(self, temperature)
+    def conversation(self, temperature: float = 1.0, label: str = "") -> Conversation:
+        """A fresh recorder for one rollout; `label` begins its lines in the log."""
+        return Conversation(self, temperature, label)
 
 
 class Conversation:
     """The model calls of one rollout. Calls may overlap; `turns` holds them in the order in which they were answered."""
 
-    def __init__(self, policy: Policy, temperature: float) -> None:
+    def __init__(self, policy: Policy, temperature: float, label: str = "") -> None:
         self._policy = policy
         self._temperature = temperature
+        self._label = label
         self.turns: list[Turn] = []
         self.refusals: list[str] = []
 
@@ -153,7 +154,8 @@ class Conversation:
         )
         self.turns.append(turn)
         log.info(
-            "turn %d: %d prompt tokens (%d reused), %d sampled, %.1f s",
+            "%sturn %d: %d prompt tokens (%d reused), %d sampled, %.1f s",
+            self._label,
             turn.index,
             len(turn.prompt_tokens),
             turn.reused_tokens,

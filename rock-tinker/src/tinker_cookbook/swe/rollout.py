@@ -87,26 +87,36 @@ class Rollout:
 
 
 async def roll_out(
-    job: AgentJob, task_id: str, policy: Policy, deadline: Deadline, export_to: Path, *, temperature: float = 1.0
+    job: AgentJob,
+    task_id: str,
+    policy: Policy,
+    deadline: Deadline,
+    export_to: Path,
+    *,
+    temperature: float = 1.0,
+    label: str = "",
 ) -> Rollout:
-    """Runs one rollout and takes its sandbox down, whatever happens.
+    """Runs one rollout and takes its sandbox down, whatever happens. `label` tells rollouts at the same time apart in the
+    log.
 
     A failure becomes a Rollout with an `error`, so that a group goes on without it; only cancellation is passed on.
     """
     started = time.monotonic()
-    conversation = policy.conversation(temperature)
+    conversation = policy.conversation(temperature, label)
     trajectory = Trajectory(task_id, conversation.turns)
     rollout = Rollout(trajectory, 0.0, refusals=conversation.refusals)
+    submitted = False  # a job that is not has taken its sandbox down itself, and there is nothing to copy out
     try:
         await _within(job.submit(), deadline, "submit")
-        log.info("sandbox of %s started after %.1f s; its agent works", task_id, time.monotonic() - started)
+        submitted = True
+        log.info("%ssandbox of %s started after %.1f s; its agent works", label, task_id, time.monotonic() - started)
         await pull(job.model_service, conversation, deadline)
         trials = await _within(job.wait(deadline.remaining()), deadline, "verifier")
         _grade(rollout, trials)
     except RolloutFailed as failure:
         rollout.error = str(failure)
     finally:
-        await _take_down(job, rollout, export_to)
+        await _take_down(job, rollout, export_to if submitted else None)
         rollout.seconds = time.monotonic() - started
     return rollout
 
@@ -137,8 +147,9 @@ async def _within(step: Any, deadline: Deadline, phase: str) -> Any:
         raise RolloutFailed(phase, f"{type(error).__name__}: {error}") from error
 
 
-async def _take_down(job: AgentJob, rollout: Rollout, export_to: Path) -> None:
-    """Copies the trajectories of agent and verifier out, then removes the sandbox. Never raises but for cancellation."""
+async def _take_down(job: AgentJob, rollout: Rollout, export_to: Path | None) -> None:
+    """Copies the trajectories of agent and verifier out, if there is a folder for them, then removes the sandbox. Never
+    raises but for cancellation."""
     cleaning = asyncio.ensure_future(_export_and_close(job, rollout, export_to))
     try:
         # A second Ctrl-C must not leave the sandbox behind: the clean-up goes on while the cancellation waits.
@@ -148,12 +159,13 @@ async def _take_down(job: AgentJob, rollout: Rollout, export_to: Path) -> None:
         raise
 
 
-async def _export_and_close(job: AgentJob, rollout: Rollout, export_to: Path) -> None:
+async def _export_and_close(job: AgentJob, rollout: Rollout, export_to: Path | None) -> None:
     task_id = rollout.trajectory.task_id
     try:
-        async with asyncio.timeout(_CLOSE_SECONDS):
-            await job.export(export_to)
-        rollout.exported_to = export_to
+        if export_to is not None:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await job.export(export_to)
+            rollout.exported_to = export_to
     except Exception as error:
         log.warning("the logs of the sandbox of %s could not be copied out: %s", task_id, error)
     try:

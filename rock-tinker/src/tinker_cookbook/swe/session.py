@@ -45,6 +45,8 @@ class Session:
         settings: RunSettings, jobs_dir: Path, job_factory: JobFactory, *, label: str, base_url: str | None = None
     ) -> AsyncIterator[Session]:
         """Starts a backend (or takes the one at `base_url`), loads the tokenizer, and closes both at the end."""
+        if base_url is None:
+            ServerJob.check(settings.runtime_yaml)
         # Loading takes seconds (so do the backend's models): both at the same time.
         loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, settings.tokenizer))
         async with contextlib.AsyncExitStack() as stack:
@@ -64,11 +66,13 @@ class Session:
         sampler = TinkerSampler(client, self.chat.eos_text)
         return Policy(sampler, self.chat, self.settings.budget, self.settings.base_model)
 
-    async def roll_out(self, task: Path | str, policy: Policy, export_to: Path) -> Rollout:
-        """One rollout of one task in a sandbox of its own."""
+    async def roll_out(self, task: Path | str, policy: Policy, export_to: Path, *, label: str = "") -> Rollout:
+        """One rollout of one task in a sandbox of its own; `label` begins its lines in the log."""
         job = self.job_factory(self.settings.harbor_for(task))
         deadline = Deadline(self.settings.job_seconds, "job budget (timeout in harbor.yaml)")
-        return await roll_out(job, task_name(task), policy, deadline, export_to, temperature=self.settings.temperature)
+        return await roll_out(
+            job, task_name(task), policy, deadline, export_to, temperature=self.settings.temperature, label=label
+        )
 
     async def roll_out_group(
         self, task: Path | str, policy: Policy, export_to: Path, *, size: int, concurrency: int
@@ -79,10 +83,11 @@ class Session:
 
         async def member(index: int) -> Rollout:
             nonlocal finished
+            label = f"rollout {index}: " if concurrency > 1 else ""
             async with places:
-                rollout = await self.roll_out(task, policy, export_to / f"sandbox_{index:02d}")
+                rollout = await self.roll_out(task, policy, export_to / f"sandbox_{index:02d}", label=label)
             finished += 1
-            log.info("Rollout done: %d/%d of %s, %s", finished, size, task_name(task), describe(rollout))
+            log.info("%sRollout done: %d/%d of %s, %s", label, finished, size, task_name(task), describe(rollout))
             return rollout
 
         async with asyncio.TaskGroup() as group:

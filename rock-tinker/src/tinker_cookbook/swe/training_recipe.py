@@ -7,6 +7,7 @@ import functools
 import logging
 from collections.abc import Sequence
 
+from tinker_cookbook.launch import ServerJob
 from tinker_cookbook.swe.entry import run
 from tinker_cookbook.swe.errors import SettingError
 from tinker_cookbook.swe.harbor_job import HarborAgentJob
@@ -50,6 +51,9 @@ async def _train(mode: Mode, options: argparse.Namespace) -> int:
     if mode == "grpo" and options.group_size < 2:
         raise SettingError(f"--group-size is {options.group_size}; GRPO compares at least 2 rollouts of one task")
     tasks = task_source(settings, options)
+    if options.check:
+        check_job(settings, tasks, options)
+        return 0
     log.info("Run directory: %s", options.run_dir)
     label = f"{mode}-{options.tasks.name if options.tasks else tasks.tasks[0]}"
     results = ResultsFolder(options.run_dir, label)
@@ -73,6 +77,13 @@ def task_source(settings: RunSettings, options: argparse.Namespace) -> TaskSourc
         raise SettingError(f"{settings.config_dir}/harbor.yaml names no task; give --task-id or --tasks FOLDER")
     settings.harbor_for(task_id)  # says so now when it is not there
     return TaskSource([task_id], options.seed)
+
+
+def check_job(settings: RunSettings, tasks: TaskSource, options: argparse.Namespace) -> None:
+    """Raises SettingError for what would stop the job at its beginning: harbor.yaml, and the backend's port and program."""
+    HarborAgentJob(settings.harbor_for(tasks.of_step(0)))
+    if options.base_url is None:
+        ServerJob.check(settings.runtime_yaml)
 
 
 def _loop_options(mode: Mode, options: argparse.Namespace) -> LoopOptions:

@@ -155,7 +155,7 @@ class Job:
         """Copies the logs of agent, verifier and ModelService to a folder of this machine, before the sandbox goes.
 
         Raises:
-            JobError: the sandbox is gone and nothing was collected before.
+            JobError: the job is closed, or its sandbox is gone and nothing was collected before.
         """
         target = Path(host_dir)
         folder = await self._download()
@@ -311,6 +311,8 @@ class Job:
 
     async def _download(self) -> Path:
         """Brings the job's files to a scratch folder of this machine, once after the end and anew before."""
+        if self._closed:
+            raise JobError(f"job {self.config.job_name} is closed and its logs are gone", "collect")
         if self._collected is not None:
             return self._collected
         if self._scratch is None:
