@@ -7,6 +7,11 @@ stop() {
   exit 2
 }
 
+# show_help [WORD]: for -h and --help prints the comment at the head of the script, and ends it.
+show_help() {
+  case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit 0 ;; esac
+}
+
 # need_task: TASK must be an absolute path of a folder; it is made when missing.
 need_task() {
   [ -n "${TASK:-}" ] || stop "TASK is not set; export TASK=\"\$HOME/tinker-local\" (a work folder, absolute)"
@@ -28,6 +33,17 @@ PYTHON
 # real_python PROGRAM: the interpreter behind a link or shim.
 real_python() {
   "$1" -c 'import os, sys; print(os.path.realpath(sys.executable))'
+}
+
+# need_python NAME MINOR…: the Python that the variable NAME chooses, if it is set, must work and have one of the versions.
+need_python() {
+  local name=$1 minor
+  shift
+  [ -n "${!name:-}" ] || return 0
+  for minor in "$@"; do
+    if python_works "${!name}" "$minor"; then return 0; fi
+  done
+  stop "$name is '${!name}', which is no working CPython of version ${*// /, }; choose another one, or unset it"
 }
 
 # find_python MINOR…: prints the first interpreter that works, looking for the given minor versions in order.

@@ -11,6 +11,7 @@ ROCK=$(cd "$QS/../.." && pwd)
 export ROCK TASK=${TASK:-$HOME/tinker-demo}
 # shellcheck source=checks.sh
 source "$QS/checks.sh"
+show_help "${1:-}"
 [ $# -eq 0 ] || stop "takes no argument; export TASK=<folder> to work elsewhere"
 TASK_ID=sympy__sympy-19637
 need_task

@@ -54,8 +54,10 @@ class Job:
             signal.signal(number, self._on_signal)
         self.say(f"Run directory: {self.run_dir}")
         try:
-            self._start_services()
-            code = self._run_client()
+            code = self._check()
+            if code == 0:
+                self._start_services()
+                code = self._run_client()
         except Interrupted as interrupted:
             code = 128 + interrupted.number
         except JobError as error:
@@ -92,11 +94,21 @@ class Job:
             raise Interrupted(number)
         self._client.signal(signal.SIGTERM)
 
-    def _run_client(self) -> int:
+    def _command(self) -> list[str]:
+        """The recipe of this job, as a program."""
         command = [sys.executable, "-m", f"tinker_cookbook.recipes.{MODULES[self._mode]}"]
         command += ["--config", str(self._task / "config"), "--jobs-dir", str(self._task / "jobs")]
-        command += ["--run-dir", str(self.run_dir), *self._arguments]
-        client = Child(command, output=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+        return [*command, "--run-dir", str(self.run_dir), *self._arguments]
+
+    def _check(self) -> int:
+        """Lets the recipe look at options and configuration, so that a mistake is told before a service is started."""
+        done = subprocess.run([*self._command(), "--check"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        if done.returncode:
+            self._write(done.stdout)
+        return done.returncode
+
+    def _run_client(self) -> int:
+        client = Child(self._command(), output=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"})
         self._client = client
         if self._signals:  # it came while the client was being started
             client.signal(signal.SIGTERM)

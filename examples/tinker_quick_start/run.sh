@@ -8,12 +8,18 @@ set -euo pipefail
 QS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=checks.sh
 source "$QS/checks.sh"
+show_help "${1:-}"
 case ${1:-} in rollout | ppo | ppo-kl | grpo) ;; *) stop "give one of: rollout, ppo, ppo-kl, grpo" ;; esac
 need_task
 export TASK
 PY=${PY:-$TASK/control-venv/bin/python}
 [ -x "$PY" ] || stop "$PY is missing; run setup.sh control first (or set PY)"
-for name in engine runtime harbor; do
-  [ -f "$TASK/config/$name.yaml" ] || stop "$TASK/config/$name.yaml is missing; run configure.py --task-root $TASK first"
-done
+case " $* " in
+  *" --help "* | *" -h "*) ;;
+  *)
+    for name in engine runtime harbor; do
+      [ -f "$TASK/config/$name.yaml" ] || stop "$TASK/config/$name.yaml is missing; run configure.py --task-root $TASK first"
+    done
+    ;;
+esac
 exec "$PY" "$QS/job.py" "$@"

@@ -6,6 +6,7 @@ set -euo pipefail
 QS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=checks.sh
 source "$QS/checks.sh"
+show_help "${1:-}"
 role=${1:-}
 case $role in worker | admin) [ $# -eq 1 ] || stop "$role takes no option" ;; *) stop "give one of: worker, admin" ;; esac
 need_task

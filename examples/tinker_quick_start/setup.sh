@@ -9,6 +9,7 @@ set -euo pipefail
 QS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=checks.sh
 source "$QS/checks.sh"
+show_help "${1:-}"
 [ -d "${ROCK:=$QS/../..}/rock-tinker/local" ] || stop "ROCK is '$ROCK', which is no complete checkout; export ROCK=<this checkout>"
 ROCK=$(cd "$ROCK" && pwd)
 trap 'exit 130' INT TERM HUP
@@ -57,6 +58,8 @@ setup_control() {
   need_task
   local python venv=$TASK/control-venv local=$ROCK/rock-tinker/local
   [ -f "$local/uv.lock" ] || stop "$local/uv.lock is missing; ROCK must name a complete checkout (now '$ROCK')"
+  need_python TINKER_PYTHON 3.11 3.12 3.13
+  need_python TINKER_HARBOR_PYTHON 3.12 3.13
   python=$(find_python 3.11 3.12 3.13) ||
     stop "no Python 3.11 to 3.13 that works was found; install one (apt-get install python3 python3-venv) or set TINKER_PYTHON"
   say "control environment: $python ($("$python" -V)) -> $venv"

@@ -11,6 +11,8 @@ setup_runtime() {
   esac
   need_task
   [ -f "$roll/requirements_tinker.txt" ] || stop "$roll/requirements_tinker.txt is missing; export ROLL=<checkout that holds it>"
+  [ -z "${TINKER_RUNTIME_PYTHON:-}" ] || "$TINKER_RUNTIME_PYTHON" -c 'import torch' 2>/dev/null ||
+    stop "TINKER_RUNTIME_PYTHON is '$TINKER_RUNTIME_PYTHON', which does not import torch; choose another Python, or unset it"
   python=$(image_python) ||
     stop "no Python on PATH imports torch, so this is not the GPU image; start it, or set TINKER_RUNTIME_PYTHON to the Python that has torch"
   say "GPU environment: $python ($("$python" -V)) -> $TASK/runtime-venv"

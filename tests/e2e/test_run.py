@@ -247,6 +247,33 @@ def wait_for(running: subprocess.Popen[bytes], folder: Path, text: str) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["grpo", "--group-size", "1"], "--group-size is 1; GRPO compares at least 2 rollouts"),
+        (["ppo", "--learning-rat", "1e-6"], "unrecognized arguments: --learning-rat 1e-6"),
+        (["rollout", "--task-id", "nope"], "task 'nope' is not in"),
+    ],
+)
+def test_a_mistake_in_the_options_is_told_before_anything_is_started(configured, mini_family, arguments, sentence):
+    folder = configured(mini_task(mini_family), [["x"]])
+    running = start(folder, *arguments)
+    assert running.wait(60) == 2 == exit_code(folder)
+    assert sentence in (run_dir(folder) / "client.log").read_text()
+    assert not list(run_dir(folder).glob("rock-*.out")) and not (folder / "jobs").exists()
+
+
+def test_a_taken_backend_port_is_told_before_anything_is_started(configured, mini_family):
+    folder = configured(mini_task(mini_family), [["x"]])
+    port = yaml.safe_load((folder / "config" / "runtime.yaml").read_text())["backend"]["port"]
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        assert start(folder, "rollout").wait(60) == 2
+    assert f"127.0.0.1:{port} cannot be used" in (folder / "terminal.log").read_text()
+    assert not list(run_dir(folder).glob("rock-*.out"))
+
+
 def test_a_killed_run_takes_everything_with_it(configured, mini_family):
     task = mini_task(mini_family)
     folder = configured(task, [[f"```bash\n{LONG_COMMAND}\n```"]])

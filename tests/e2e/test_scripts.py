@@ -48,6 +48,30 @@ def test_a_wrong_call_ends_with_one_sentence_that_names_the_fix(run_script, comm
     assert len(lines) == 1 and sentence in lines[0]
 
 
+@pytest.mark.parametrize("script", ["demo.sh", "setup.sh", "run.sh", "serve.sh"])
+def test_help_prints_the_head_of_the_script(run_script, script):
+    done = run_script(script, "--help", task=None)
+    assert done.returncode == 0 and not done.stderr
+    head = (QS / script).read_text().split("set -euo pipefail")[0].splitlines()[1:]
+    assert done.stdout.splitlines() == [line.removeprefix("#").removeprefix(" ") for line in head]
+
+
+def test_the_options_of_a_recipe_are_listed_before_anything_is_configured(run_script, work_folder):
+    done = run_script("run.sh", "grpo", "--help")
+    assert done.returncode == 0 and "--rollout-concurrency" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("TINKER_PYTHON", "/usr/bin/false"), ("TINKER_HARBOR_PYTHON", "/nowhere/python"), ("TINKER_PYTHON", "/bin/sh")],
+)
+def test_a_chosen_python_that_does_not_work_is_refused(run_script, work_folder, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    done = run_script("setup.sh", "control")
+    (line,) = done.stderr.strip().splitlines()
+    assert done.returncode == 2 and f"{name} is '{value}', which is no working CPython" in line
+
+
 @pytest.mark.parametrize(
     "command",
     [
