@@ -64,6 +64,8 @@ class FakeRuntime:
     async def call(self, method: str, params: dict[str, Any]) -> Any:
         trainer_methods = ("create", "forward_backward", "optim_step", "save", "load", "drop_run", "publish")
         handler = getattr(self, method)
+        if method == "hello":
+            await asyncio.sleep(self.options.get("slow_hello", 0))
         if method in trainer_methods:
             async with self.trainer:
                 await asyncio.sleep(self.delay)
@@ -72,6 +74,8 @@ class FakeRuntime:
         return await result if asyncio.iscoroutine(result) else result
 
     def hello(self) -> dict[str, Any]:
+        if self.options.get("fail_hello"):
+            raise RuntimeFault(self.options["fail_hello"], "user")
         card = ModelCard(
             "fake-model", "/nowhere", "fake", VOCAB, CONTEXT, "/nowhere", aliases=["Org/Fake"], max_lora_rank=64
         )

@@ -112,6 +112,10 @@ def test_external_weights_are_downloaded_by_signed_links(wire: Any) -> None:
     training = saved(wire)
     run = training.split("/")[2]
     assert wire.http.get(f"training_runs/{run}/checkpoints/weights/one/external_weights_urls").status_code == 400
+    run = saved(wire, "save_weights_for_sampler", path="out").split("/")[2]
+    urls = wire.http.get(f"training_runs/{run}/checkpoints/sampler_weights/out/external_weights_urls").json()["urls"]
+    assert list(urls) == ["adapter_model.safetensors"]
+    assert httpx.get(urls["adapter_model.safetensors"]).content == b"x" * 1000
 
 
 def test_the_archive_link_of_older_clients_gives_a_tar_file(wire: Any) -> None:

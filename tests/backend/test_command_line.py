@@ -80,6 +80,39 @@ def test_doctor_names_what_is_wrong(tmp_path: Path) -> None:
     assert done.returncode == 1 and "keys create" in done.stdout
 
 
+def test_doctor_looks_at_the_model_and_at_the_runtimes_python(tmp_path: Path) -> None:
+    bare = tmp_path / "bare-python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    (tmp_path / "config").mkdir()
+    path = tmp_path / "config" / "runtime.yaml"
+    path.write_text(f"backend: {{port: 0}}\nruntime: {{python: {bare}}}\ncheckpoints: {{folder: ../kept}}\n")
+    (tmp_path / "config" / "engine.yaml").write_text("pretrain: /nowhere/model\n")
+    done = run("doctor", "--config", str(path))
+    assert done.returncode == 1
+    assert "FAIL  pretrain '/nowhere/model': no such folder" in done.stdout
+    assert f"FAIL  {bare} lacks tinker_backend, torch, safetensors" in done.stdout
+    assert f"ok    checkpoints folder {tmp_path / 'kept'} can be written" in done.stdout
+    (tmp_path / "config" / "engine.yaml").write_text("pretrain: HuggingFaceTB/SmolLM2-135M-Instruct\n")
+    path.write_text("backend: {port: 0}\n")
+    assert "ok    model HuggingFaceTB/SmolLM2-135M-Instruct: " in run("doctor", "--config", str(path)).stdout
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("logs: {folder: /proc/nowhere}", "logs.folder /proc/nowhere cannot be written"),
+        ("ledger: {url: 'sqlite:////proc/nowhere/ledger.db'}", "the folder /proc/nowhere of the ledger cannot be made"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_told_in_one_sentence(tmp_path: Path, section: str, message: str) -> None:
+    (tmp_path / "engine.yaml").write_text("pretrain: x\n")
+    (tmp_path / "runtime.yaml").write_text(f"backend: {{port: 0}}\nruntime: {{command: [sleep, '60']}}\n{section}\n")
+    done = run("serve", "--config", str(tmp_path / "runtime.yaml"))
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith(f"Error: {message}") and "Traceback" not in done.stderr
+
+
 def test_a_port_in_use_is_named(make_backend: Any) -> None:
     backend = make_backend()
     done = run("serve", "--config", str(backend.folder / "runtime.yaml"), "--port", str(backend.port))

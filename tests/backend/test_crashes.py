@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -164,10 +165,29 @@ def test_a_runtime_that_no_longer_starts_fails_operations_instead_of_hanging(
 
 
 def test_a_server_whose_runtime_never_starts_exits_with_the_reason(
-    make_backend: Callable[..., Any], new_wire: Any
+    make_backend: Callable[..., Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(RuntimeError, match="no such device"):
+    log = tmp_path / "server" / "logs" / "runtime.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("what an earlier start said\n")
+    with pytest.raises(RuntimeError, match="no such device") as failed:
         make_backend({"fail_start": "no such device"})
+    assert "what an earlier start said" not in str(failed.value)
+
+
+def test_a_reason_that_the_runtime_gives_itself_is_the_whole_message(
+    make_backend: Callable[..., Any], tmp_path: Path
+) -> None:
+    with pytest.raises(RuntimeError) as failed:
+        make_backend({"fail_hello": "pretrain '/nowhere': no such folder"})
+    last = str(failed.value).strip().splitlines()[-1]
+    log = tmp_path / "server" / "logs" / "runtime.log"
+    assert last == f"Error: the runtime cannot start: pretrain '/nowhere': no such folder (log: {log})"
+
+
+def test_a_runtime_that_is_not_ready_in_time_is_said_to_be_late(make_backend: Callable[..., Any]) -> None:
+    with pytest.raises(RuntimeError, match=r"not ready within runtime.start_timeout_seconds = 0.5 s"):
+        make_backend({"slow_hello": 5}, runtime={"start_timeout_seconds": 0.5})
 
 
 def test_a_full_disk_pauses_the_client_and_loses_nothing(make_backend: Callable[..., Any], new_wire: Any) -> None:

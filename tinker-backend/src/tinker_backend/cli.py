@@ -104,11 +104,15 @@ def _raise_file_limit() -> None:
 
 
 def _log_to(config: RuntimeConfig) -> None:
-    config.logs.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        config.logs.folder.mkdir(parents=True, exist_ok=True)
+        file = logging.FileHandler(config.logs.folder / "backend.log")
+    except OSError as error:
+        raise ConfigError(f"logs.folder {config.logs.folder} cannot be written: {error.strerror}") from error
     form = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     root = logging.getLogger()
     root.setLevel(config.logs.level.upper())
-    for handler in (logging.StreamHandler(sys.stderr), logging.FileHandler(config.logs.folder / "backend.log")):
+    for handler in (logging.StreamHandler(sys.stderr), file):
         handler.setFormatter(form)
         root.addHandler(handler)
     # Request lines of the HTTP stack may carry signed links.
@@ -188,24 +192,17 @@ def doctor(config_path: Path) -> None:
     except ConfigError as error:
         report(False, str(error))
         sys.exit(1)
-    for name, folder in (("checkpoints", config.checkpoints.folder), ("logs", config.logs.folder)):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(folder).free
-            report(os.access(folder, os.W_OK), f"{name} folder {folder} can be written")
-            report(free > 2 * 1024**3, f"{free / 1e9:.1f} GB are free there (2 GB are wanted)")
-        except OSError as error:
-            report(False, f"{name} folder {folder}: {error.strerror}")
     try:
         _listen(config.backend.host, config.backend.port).close()
         report(True, f"{config.backend.host}:{config.backend.port} is free")
     except BackendError as error:
         report(False, str(error))
+    from .doctor import examine
     from .runtime.ray.dry_run import dry_run
 
-    python = config.runtime.python or sys.executable
-    found = shutil.which(python)
-    report(found is not None, f"runtime.python {python} {'exists' if found else 'does not exist'}")
-    for good, text in dry_run(engine, config.runtime.python if found else None):
+    for good, text in examine(config, engine):
+        report(good, text)
+    runtime_python = config.runtime.python
+    for good, text in dry_run(engine, runtime_python if shutil.which(runtime_python or "") else None):
         report(good, text)
     sys.exit(1 if problems else 0)

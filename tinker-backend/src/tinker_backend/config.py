@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import os
 import re
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -153,11 +154,11 @@ class RuntimeConfig(Section):
         keys = self.backend.api_keys_file
         return self.model_copy(
             update={
-                "backend": self.backend.model_copy(update={"api_keys_file": keys and base / keys.expanduser()}),
-                "runtime": self.runtime.model_copy(update={"engine": base / self.runtime.engine.expanduser()}),
-                "checkpoints": CheckpointSection(folder=base / self.checkpoints.folder.expanduser()),
+                "backend": self.backend.model_copy(update={"api_keys_file": keys and _absolute(keys, base)}),
+                "runtime": self.runtime.model_copy(update={"engine": _absolute(self.runtime.engine, base)}),
+                "checkpoints": CheckpointSection(folder=_absolute(self.checkpoints.folder, base)),
                 "ledger": self.ledger.resolved(base),
-                "logs": self.logs.model_copy(update={"folder": base / self.logs.folder.expanduser()}),
+                "logs": self.logs.model_copy(update={"folder": _absolute(self.logs.folder, base)}),
             }
         )
 
@@ -173,6 +174,11 @@ class RuntimeConfig(Section):
                 f"backend.host {self.backend.host!r} can be reached from other machines, but backend.api_keys_file is "
                 "not set: make a key with `tinker-backend keys create` and name its file, or listen on 127.0.0.1"
             )
+
+
+def _absolute(path: Path, base: Path) -> Path:
+    """The path without ``..``, as it is shown to people."""
+    return Path(os.path.normpath(base / path.expanduser()))
 
 
 def is_loopback(host: str) -> bool:

@@ -31,12 +31,14 @@ _SILENCE_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Death:
-    """How a runtime process ended. ``outside``: a SIGKILL that the kernel's memory limit did not send."""
+    """How a runtime process ended. ``outside``: a SIGKILL that the kernel's memory limit did not send. ``told``: the
+    runtime gave the reason itself."""
 
     pid: int
     code: int
     outside: bool
     reason: str
+    told: bool = False
 
 
 def oom_kills() -> int:
@@ -78,6 +80,7 @@ class Supervisor:
     def __init__(self, config: RuntimeSection, log_folder: Path) -> None:
         self._config = config
         self._log_path = log_folder / "runtime.log"
+        self._log_start = 0  # where the lines of the present process begin
         self._sockets = SocketFolder()
         self.state: Literal["starting", "ready", "broken", "stopped"] = "starting"
         self.generation = 0
@@ -110,6 +113,7 @@ class Supervisor:
         """Starts the first process ahead of ``start``, which takes it over. A failure is left for ``start`` to tell."""
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("ab") as output, contextlib.suppress(OSError):
+            self._log_start = output.tell()
             self._launched = _Launched(
                 subprocess.Popen(
                     self._command(1), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -189,9 +193,8 @@ class Supervisor:
                 self.restarts += 1
             else:
                 self._failed_starts += _MAX_FAILED_STARTS / _MAX_KILLED_STARTS if death.outside else 1.0
-            self._failure = (
-                f"the runtime cannot start: {death.reason}. Last lines of {self._log_path.name}: {self.log_tail()}"
-            )
+            where = f"log: {self._log_path}" if death.told else f"last lines of {self._log_path}: {self.log_tail()}"
+            self._failure = f"the runtime cannot start: {death.reason} ({where})"
             broken = self._failed_starts >= _MAX_FAILED_STARTS
             await self._set_state("broken" if broken else "starting")
             if broken:
@@ -224,7 +227,11 @@ class Supervisor:
             await asyncio.wait((greeting, ending), return_when=asyncio.FIRST_COMPLETED)
             failed = greeting.exception() if greeting.done() and not greeting.cancelled() else None
             if failed is not None:
-                self.kill(f"its greeting failed: {failed}")
+                limit = self._config.start_timeout_seconds
+                late = f"it was not ready within runtime.start_timeout_seconds = {limit:g} s"
+                reason = late if isinstance(failed, TimeoutError) else str(failed)
+                self.kill(f"its greeting failed: {reason}")
+                return Death(process.pid, await ending, False, reason, told=isinstance(failed, RuntimeFault))
             elif not ending.done():
                 await self._set_state("ready")
                 log.info("runtime %d is ready: %s", process.pid, ", ".join(card.name for card in self.models))
@@ -249,6 +256,7 @@ class Supervisor:
             launched, self._launched = self._launched, None
             return launched
         with self._log_path.open("ab") as output:
+            self._log_start = output.tell()
             return await asyncio.create_subprocess_exec(
                 *self._command(self.generation),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -290,10 +298,10 @@ class Supervisor:
         return Death(death.pid, death.code, death.code == -signal.SIGKILL and not out_of_memory, reason)
 
     def log_tail(self, lines: int = 8) -> str:
-        """The last lines that the runtime wrote."""
+        """The last lines that the present process wrote."""
         try:
             with self._log_path.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+                file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - 4096))
                 text = file.read().decode("utf-8", "replace")
         except OSError:
             return "(none)"

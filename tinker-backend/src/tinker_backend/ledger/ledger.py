@@ -193,7 +193,7 @@ def _engine(url: str, fsync: bool = False) -> Engine:
             ) from error
         sqlite = parsed.get_backend_name() == "sqlite"
         if sqlite and parsed.database:
-            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(Path(parsed.database).parent)
         try:
             engine = sa.create_engine(parsed, **({"connect_args": {"check_same_thread": False}} if sqlite else {}))
         except ImportError as error:
@@ -201,6 +201,13 @@ def _engine(url: str, fsync: bool = False) -> Engine:
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine, "connect", lambda connection, _record: _tune_sqlite(connection, fsync))
     return engine
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LedgerError(f"the folder {folder} of the ledger cannot be made: {error.strerror}") from error
 
 
 def _tune_sqlite(connection: Any, fsync: bool) -> None:

@@ -27,6 +27,7 @@ from ..times import iso
 from .training_runs import checkpoint_document
 
 router = APIRouter(prefix="/api/v1")
+_MANIFEST = "tinker.json"  # what the runtime notes for itself
 _ONE = "/training_runs/{run_id}/checkpoints/{segment}/{name}"
 
 
@@ -82,14 +83,15 @@ async def set_ttl(
 async def external_weights_urls(
     run_id: str, segment: str, name: str, caller: Caller, backend: Server, request: Request
 ) -> dict[str, Any]:
-    """Signed links to the files of an external checkpoint."""
+    """Signed links to the files of an external checkpoint, or to those of a sampler checkpoint that others can read."""
     path = TinkerPath.of(run_id, f"{segment}/{name}")
-    if path.kind != "external":
+    if path.kind == "training":
         raise BadRequest(f"{path} holds {path.kind} weights; save them with save_weights_external to download them")
     checkpoint = await backend.store.readable(path, caller)
     token, expires = backend.signer.sign({"folder": str(path)})
     base = f"{_base(backend, request)}/api/v1/downloads/{token}"
-    return {"urls": {file: f"{base}/{quote(file)}" for file in checkpoint.files}, "expires": iso(expires)}
+    files = [file for file in checkpoint.files if path.kind == "external" or file != _MANIFEST]
+    return {"urls": {file: f"{base}/{quote(file)}" for file in files}, "expires": iso(expires)}
 
 
 @router.get(_ONE + "/archive")
