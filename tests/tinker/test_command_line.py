@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -133,7 +134,33 @@ def test_errors_go_to_stderr_with_code_1(run: Any, arguments: str, message: str)
     assert done.stderr.startswith("Error: ") and message in done.stderr
 
 
-def test_a_server_that_is_not_there(run: Any, server: Any, mock: Any) -> None:
+def test_a_server_that_is_not_there_is_told_at_once(run: Any) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        done = run("run", "list", TINKER_BASE_URL=url)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == f"Error: The server {url} cannot be reached"
+    assert "Connection refused" in done.stderr and "tinker-backend serve" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"TINKER_BASE_URL": "127.0.0.1:19210"}, "TINKER_BASE_URL '127.0.0.1:19210' is no address of a server"),
+        ({"TINKER_BASE_URL": "http://localhost:port"}, "is no address of a server"),
+        ({"TINKER_BASE_URL": "", "TINKER_API_KEY": ""}, "a server of your own is named by base_url or TINKER_BASE_URL"),
+    ],
+)
+def test_settings_that_lead_nowhere_are_told_in_one_sentence(
+    run: Any, environment: dict[str, str], message: str
+) -> None:
+    done = run("model", "list", **environment)
+    assert done.returncode == 1 and message in done.stderr
+    assert done.stderr.startswith("Error: ") and "Unexpected" not in done.stderr
+
+
+def test_a_server_that_refuses_the_key(run: Any, server: Any, mock: Any) -> None:
     server.always("client/config", mock.Answer(401, json={"detail": "bad key"}))
     done = run("run", "list")
     assert done.returncode == 1 and "tinker auth login" in done.stderr
@@ -258,6 +285,26 @@ def test_a_training_checkpoint_is_made_external_for_the_time_of_the_download(
     deleted = [call.path for call in server.requests if call.method == "DELETE"]
     assert deleted == ["training_runs/sess-abc:train:0/checkpoints/external_weights/download"]
     assert len(server.calls("sessions/sess-abc/finish")) == 1
+
+
+def test_a_sampler_checkpoint_is_downloaded_without_a_session(run: Any, server: Any, mock: Any, tmp_path: Path) -> None:
+    serve_files(server, mock, {"adapter_config.json": b"{}"})
+    path = "tinker://run:train:0/sampler_weights/s1"
+    assert run("checkpoint", "download", path).returncode == 0
+    assert (tmp_path / "run:train:0_sampler_weights_s1" / "adapter_config.json").read_bytes() == b"{}"
+    assert not server.calls("load_weights") and not server.calls("create_session")
+
+
+def test_a_server_that_gives_no_sampler_files_is_asked_for_an_external_checkpoint(
+    server: Any, mock: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", server.url)
+    monkeypatch.setenv("TINKER_API_KEY", "tml-test")
+    path = "tinker://run:train:0/sampler_weights/s1"
+    serve_files(server, mock, {"adapter_config.json": b"{}"})
+    server.script(".*/sampler_weights/s1/external_weights_urls", mock.Answer(400, json={"detail": "external only"}))
+    download_checkpoint(path, tmp_path / "out")
+    assert [call.json["path"] for call in server.calls("load_weights")] == [path]
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,17 @@ def test_a_lost_connection_is_repeated(server: Any, mock: Any, client: Any, wait
     assert attempts(server) == 3
 
 
+def test_a_server_that_does_not_answer_is_told_of_once(
+    server: Any, mock: Any, client: Any, waits: list[float], caplog: Any
+) -> None:
+    server.script("samplers/s", *[mock.Answer(drop=True)] * 5)
+    client.get_sampler("s").result(10)
+    server.script("samplers/s", *[mock.Answer(drop=True)] * 5)
+    client.get_sampler("s").result(10)
+    told = [record.getMessage() for record in caplog.records if "does not answer" in record.getMessage()]
+    assert len(told) == 1 and told[0].startswith(f"{server.url} does not answer (")
+
+
 def test_billing_refusals_are_waited_out(server: Any, mock: Any, client: Any, waits: list[float]) -> None:
     server.script("samplers/s", *[mock.Answer(402, json={"detail": "pay"})] * 3)
     client.get_sampler("s").result(10)

@@ -98,7 +98,8 @@ def resolve_credential(api_key: str | None, base_url: str, *, enforce_command: b
         return StaticCredential(_settings.LOOPBACK_KEY)
     raise TinkerError(
         "The api_key client option must be set either by passing api_key to the client, by setting the "
-        "TINKER_API_KEY environment variable, or with: tinker auth login"
+        f"TINKER_API_KEY environment variable, or with: tinker auth login. The server is {base_url}; a server of your own "
+        "is named by base_url or TINKER_BASE_URL, and needs no key on this machine"
     )
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 
-from ._errors import TinkerError
+from ._errors import BadRequestError, TinkerError
 from ._futures import start
 from ._holder import shared_holder
 from ._rest import RestClient
@@ -46,8 +46,8 @@ def download_checkpoint(
 ) -> Download:
     """Write the files of a checkpoint into the folder ``destination``, all or none.
 
-    External checkpoints are fetched as they are. Others are first turned into a temporary external one by a session
-    of their own.
+    External checkpoints are fetched as they are, and so are sampler checkpoints of servers that give their files. Others
+    are first turned into a temporary external one by a session of their own.
 
     Raises:
         TinkerError: The destination exists (without ``force``), a file name leaves the folder, or a transfer fails.
@@ -58,12 +58,23 @@ def download_checkpoint(
         raise TinkerError(f"{destination} exists already; remove it, choose another folder, or pass --force")
     if destination.exists() and not destination.is_dir():
         raise TinkerError(f"{destination} exists and is not a folder")
+    urls = _sampler_files(parsed) if parsed.checkpoint_type == "sampler" else None
+    if urls is not None:
+        return Download(tinker_path, destination, _fetch_all(urls, destination, progress))
     with _external(parsed) as external_path:
         urls = RestClient().get_external_weights_urls(external_path).result().urls
         if not urls:
             raise TinkerError(f"the server lists no files for {external_path}")
         size = _fetch_all(urls, destination, progress)
     return Download(tinker_path, destination, size)
+
+
+def _sampler_files(parsed: ParsedCheckpointTinkerPath) -> dict[str, str] | None:
+    """Links to the files of a sampler checkpoint; None where the server gives them for external checkpoints only."""
+    try:
+        return RestClient()._file_urls(parsed).result().urls or None
+    except BadRequestError:
+        return None
 
 
 @contextmanager

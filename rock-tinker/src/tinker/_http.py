@@ -32,6 +32,10 @@ DEFAULT_TIMEOUT_SECONDS = 60.0
 _CONNECT_TIMEOUT_SECONDS = 5.0
 _MAX_RETRY_AFTER_SECONDS = 60.0
 _RETRIED = (408, 409, 429)
+_QUIET_TRIES = 2
+_SILENCE_SECONDS = 60.0
+_told: dict[str, float] = {}
+"""When it was last said that a server does not answer."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +128,17 @@ class HttpClient:
                 raise error
             delay = _retry_delay(response, tries)
             logger.debug("%s %s: %s; next try in %.2f s", call.method, call.path, error, delay)
+            if response is None and tries >= _QUIET_TRIES:
+                self._tell(error)
             await _pace.sleep(delay)
             tries += 1
+
+    def _tell(self, error: Exception) -> None:
+        """Says that the server does not answer, once a minute however many calls wait for it."""
+        now = time.monotonic()
+        if now - _told.get(self._base_url, -_SILENCE_SECONDS) >= _SILENCE_SECONDS:
+            _told[self._base_url] = now
+            logger.warning("%s does not answer (%s); trying on for some minutes", self._base_url, error)
 
     async def fetch(self, call: Call, model: type[M]) -> M:
         """The answer as ``model``; APIResponseValidationError if it has another form."""

@@ -100,6 +100,10 @@ class RestClient(Client):
                 "get_external_weights_urls only accepts external weights checkpoints "
                 f"(tinker://<training_run_id>/external_weights/<name>), got {tinker_path!r}"
             )
+        return self._file_urls(parsed)
+
+    def _file_urls(self, parsed: types.ParsedCheckpointTinkerPath) -> APIFuture[types.ExternalWeightsUrlsResponse]:
+        """The same for any checkpoint; a server may refuse kinds other than external."""
         path = f"{_checkpoint_path(parsed)}/external_weights_urls"
         return self._get("get_external_weights_urls", path, types.ExternalWeightsUrlsResponse)
 

@@ -7,6 +7,8 @@ import logging
 import os
 from urllib.parse import urlsplit
 
+from ._errors import TinkerError
+
 DEFAULT_BASE_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 LOOPBACK_KEY = "tml-local"
 _TRUE = ("1", "true", "yes", "on")
@@ -15,8 +17,20 @@ logger = logging.getLogger("tinker")
 
 
 def resolve_base_url(base_url: str | None = None) -> str:
-    """The argument, else TINKER_BASE_URL, else the hosted service; no slash at the end."""
-    return (base_url or os.environ.get("TINKER_BASE_URL") or DEFAULT_BASE_URL).rstrip("/")
+    """The argument, else TINKER_BASE_URL, else the hosted service; no slash at the end.
+
+    Raises TinkerError for what is no address: tries to reach it would go on for minutes.
+    """
+    url = (base_url or os.environ.get("TINKER_BASE_URL") or DEFAULT_BASE_URL).rstrip("/")
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        source = "base_url" if base_url else "TINKER_BASE_URL"
+        raise TinkerError(f"{source} {url!r} is no address of a server; give one like http://127.0.0.1:19210")
+    return url
 
 
 def is_loopback(base_url: str) -> bool:

@@ -81,7 +81,7 @@ def _fail(message: str, details: str) -> None:
 
 
 def _describe(error: Exception) -> tuple[str, str]:
-    from .._errors import APIConnectionError, APIStatusError, AuthenticationError, NotFoundError
+    from .._errors import APIConnectionError, APIStatusError, AuthenticationError, NotFoundError, TinkerError
 
     if isinstance(error, AuthenticationError):
         return "The server refused the credential", f"{error}\nSet TINKER_API_KEY or run: tinker auth login"
@@ -92,6 +92,8 @@ def _describe(error: Exception) -> tuple[str, str]:
     if isinstance(error, APIConnectionError):
         return (
             "The server cannot be reached",
-            f"{error.message}\nIs TINKER_BASE_URL right? It is {error.request.url.host}",
+            f"{error.message}\nIs TINKER_BASE_URL right? It leads to {error.request.url.netloc.decode()}",
         )
+    if isinstance(error, TinkerError):
+        return str(error), ""
     return f"Unexpected error occurred: {error}", ""

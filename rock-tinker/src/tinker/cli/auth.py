@@ -10,9 +10,9 @@ import httpx
 from .. import auth as credentials_check
 from .._credentials import CredentialsFile, KeyDetails, StoredKey, read_credentials, write_credentials
 from .._errors import TinkerError
-from .._rest import RestClient
 from .._settings import resolve_base_url
 from .output import CliError, print_json, print_table, wants_json
+from .server import rest_client
 
 _TIMEOUT_SECONDS = 30.0
 
@@ -103,7 +103,7 @@ def status() -> None:
 @group.command()
 def whoami() -> None:
     """Who the credential belongs to."""
-    answer = RestClient().whoami().result()
+    answer = rest_client().whoami().result()
     if wants_json():
         print_json(answer)
     else:

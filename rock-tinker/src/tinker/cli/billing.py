@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from .. import types
-from .._admin import AdminClient
 from .output import print_json, print_table, size, wants_json
+from .server import admin_client
 
 
 @click.group("billing")
@@ -27,7 +27,7 @@ def group() -> None:
 @click.option("--sessions-csv", type=click.Path(path_type=Path), help="Write the labels of sessions to this file.")
 def usage(start: str, end: str, csv_file: Path | None, sessions_csv: Path | None) -> None:
     """Usage by hour from START to before END (RFC 3339, full hours)."""
-    answer = AdminClient().get_billing_usage(start, end).result()
+    answer = admin_client().get_billing_usage(start, end).result()
     if csv_file is not None:
         _write_csv(csv_file, (_flat(event) for event in answer.data))
     if sessions_csv is not None:
@@ -73,7 +73,7 @@ def _amount(details: types.BillingEventInfo) -> str:
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write to this file ('-': stdout).")
 def checkpoint_storage(project_id: str | None, csv_file: Path | None) -> None:
     """Storage that checkpoints take now."""
-    answer = AdminClient().get_current_checkpoint_storage_usage(project_id).result()
+    answer = admin_client().get_current_checkpoint_storage_usage(project_id).result()
     if csv_file is not None:
         _write_csv(csv_file, (item.model_dump() for item in answer.data))
     elif wants_json():

@@ -12,8 +12,8 @@ import click
 from .. import types
 from .._download import download_checkpoint, folder_name
 from .._errors import TinkerError
-from .._rest import RestClient
 from .output import CliError, count, lora_long, moment, print_json, print_table, size, wants_json, yes_no
+from .server import check_server, rest_client
 
 _DELETE_THREADS = 32
 _PAGE = 100
@@ -36,7 +36,7 @@ def parse_path(path: str) -> types.ParsedCheckpointTinkerPath:
 
 
 def _fetch(limit: int, run_id: str | None) -> list[types.Checkpoint]:
-    client = RestClient()
+    client = rest_client()
     if run_id is not None:
         checkpoints = client.list_checkpoints(run_id).result().checkpoints
         return checkpoints[:limit] if limit else checkpoints
@@ -87,7 +87,7 @@ def _expiry(checkpoint: types.Checkpoint) -> str:
 def info(path: str) -> None:
     """Show one checkpoint."""
     parsed = parse_path(path)
-    client = RestClient()
+    client = rest_client()
     found = [
         checkpoint
         for checkpoint in client.list_checkpoints(parsed.training_run_id).result().checkpoints
@@ -120,14 +120,14 @@ def info(path: str) -> None:
 @click.argument("path")
 def publish(path: str) -> None:
     """Let others read a checkpoint."""
-    RestClient().publish_checkpoint_from_tinker_path(parse_path(path).tinker_path).result()
+    rest_client().publish_checkpoint_from_tinker_path(parse_path(path).tinker_path).result()
 
 
 @group.command()
 @click.argument("path")
 def unpublish(path: str) -> None:
     """Let others read a checkpoint no longer."""
-    RestClient().unpublish_checkpoint_from_tinker_path(parse_path(path).tinker_path).result()
+    rest_client().unpublish_checkpoint_from_tinker_path(parse_path(path).tinker_path).result()
 
 
 @group.command("set-ttl")
@@ -138,7 +138,7 @@ def set_ttl(path: str, ttl: int | None, remove: bool) -> None:
     """Set or remove the expiry of a checkpoint."""
     if (ttl is None) == (not remove):
         raise CliError("Give one of --ttl SECONDS and --remove")
-    RestClient().set_checkpoint_ttl_from_tinker_path(parse_path(path).tinker_path, ttl).result()
+    rest_client().set_checkpoint_ttl_from_tinker_path(parse_path(path).tinker_path, ttl).result()
 
 
 @group.command()
@@ -177,7 +177,7 @@ def delete(
 def _matching(run_id: str, kind: str | None, before: datetime | None, after: datetime | None) -> list[str]:
     return [
         checkpoint.tinker_path
-        for checkpoint in RestClient().list_checkpoints(run_id).result().checkpoints
+        for checkpoint in rest_client().list_checkpoints(run_id).result().checkpoints
         if (kind is None or checkpoint.checkpoint_type == _TYPES[kind])
         and (before is None or checkpoint.time < before.replace(tzinfo=UTC))
         and (after is None or checkpoint.time > after.replace(tzinfo=UTC))
@@ -185,7 +185,7 @@ def _matching(run_id: str, kind: str | None, before: datetime | None, after: dat
 
 
 def _delete_all(paths: list[str]) -> None:
-    client = RestClient()
+    client = rest_client()
 
     def delete_one(path: str) -> dict[str, str] | None:
         try:
@@ -215,6 +215,7 @@ def download(path: str, output: Path | None, force: bool) -> None:
     """Download a checkpoint as an adapter or model folder."""
     parsed = parse_path(path)
     destination = (output or Path()) / folder_name(path)
+    check_server()
     from .progress import download_progress
 
     with download_progress() as progress:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from .._rest import RestClient
 from .output import print_json, print_table, wants_json, yes_no
+from .server import rest_client
 
 
 @click.group("model")
@@ -17,7 +17,7 @@ def group() -> None:
 @click.argument("substring", required=False)
 def list_models(substring: str | None) -> None:
     """List models, or those whose name contains SUBSTRING."""
-    models = RestClient().get_server_capabilities().result().supported_models
+    models = rest_client().get_server_capabilities().result().supported_models
     if substring:
         models = [model for model in models if substring.lower() in (model.model_name or "").lower()]
     if wants_json():

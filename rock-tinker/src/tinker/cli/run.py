@@ -7,8 +7,8 @@ from collections.abc import Callable
 import click
 
 from .. import types
-from .._rest import RestClient
 from .output import CliError, count, lora, lora_long, moment, print_json, print_table, wants_json
+from .server import rest_client
 
 _PAGE = 100
 
@@ -72,7 +72,7 @@ def list_runs(limit: int, columns: str) -> None:
 
 def fetch_runs(limit: int) -> list[types.TrainingRun]:
     """Runs, page by page; ``limit`` 0 means all."""
-    client = RestClient()
+    client = rest_client()
     runs: list[types.TrainingRun] = []
     while True:
         page = min(_PAGE, limit - len(runs)) if limit else _PAGE
@@ -87,7 +87,7 @@ def fetch_runs(limit: int) -> list[types.TrainingRun]:
 @click.argument("run_id")
 def info(run_id: str) -> None:
     """Show one run."""
-    run = RestClient().get_training_run(run_id).result()
+    run = rest_client().get_training_run(run_id).result()
     if wants_json():
         print_json(run)
         return

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 import httpx
 
-from .._rest import RestClient
 from .output import CliError, print_json, size, wants_json
+from .server import rest_client
 
 
 @click.group("session")
@@ -23,7 +23,7 @@ def group() -> None:
 def export_trace(session_id: str, output: Path | None, url_only: bool) -> None:
     """Export what happened in a session."""
     click.echo(f"Exporting trace for session {session_id} (this may take a while)...", err=True)
-    url = RestClient().export_session_trace(session_id).result()
+    url = rest_client().export_session_trace(session_id).result()
     if url_only:
         if wants_json():
             print_json({"session_id": session_id, "url": url})
