@@ -51,3 +51,13 @@ def test_a_broken_folder_is_refused_with_its_name(text: str, tmp_path: Path, uni
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(ConfigurationError, match="model_name='.*broken': no tokenizer found"):
         get_tokenizer(str(folder))
+
+
+def test_a_hub_that_cannot_be_reached_is_told_at_once(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ConfigurationError, match="the Hugging Face hub cannot be reached"):
+        get_tokenizer("owner/a-model-that-is-not-here")
+    assert "Retrying" not in "".join(capfd.readouterr())

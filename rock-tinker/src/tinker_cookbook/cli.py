@@ -6,10 +6,41 @@ import difflib
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
+from tinker import TinkerError
+from tinker_cookbook.exceptions import TinkerCookbookError
+
 _RECIPES = Path(__file__).parent / "recipes"
+_EXTRAS = {
+    "chz": "cookbook", "transformers": "cookbook", "jinja2": "cookbook", "huggingface_hub": "cookbook",
+    "torch": "weights", "safetensors": "weights", "datasets": "recipes", "sympy": "recipes", "PIL": "images",
+}  # fmt: skip
+"""The extra of rock-tinker that brings a module."""
+_KEY_VALUE = {"ignore_unknown_options": True, "help_option_names": []}  # --help is the program's own
+
+
+class _Commands(click.Group):
+    """What a person can mend ends the program with one line. Recipes say so themselves; other errors of a recipe keep
+    their traceback, since a run of hours may have ended."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """The command."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            extra = _EXTRAS.get((error.name or "").partition(".")[0])
+            if extra is None:
+                raise
+            raise click.ClickException(
+                f"{error.name} is not installed; pip install 'rock-tinker[{extra}]' brings it"
+            ) from error
+        except (TinkerCookbookError, TinkerError) as error:
+            if ctx.invoked_subcommand == "recipe":
+                raise
+            raise click.ClickException(str(error)) from error
 
 
 def recipe_names() -> list[str]:
@@ -40,12 +71,12 @@ def resolve_recipe(name: str) -> str:
     raise click.ClickException(f"no recipe {name!r}.{hint} Recipes: {', '.join(short)}")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Recipes and tools on top of the Tinker SDK."""
 
 
-@main.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
+@main.command(context_settings=_KEY_VALUE, add_help_option=False)
 @click.argument("name", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def recipe(name: str | None, arguments: tuple[str, ...]) -> None:
@@ -109,14 +140,14 @@ def publish_command(model_path: str, repo_id: str, public: bool) -> None:
     click.echo(publish_to_hf_hub(model_path=model_path, repo_id=repo_id, private=not public))
 
 
-@main.command(context_settings={"ignore_unknown_options": True})
+@main.command(context_settings=_KEY_VALUE, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def chat(arguments: tuple[str, ...]) -> None:
     """Talk to a model: base_model=... or model_path=tinker://... (key=value; --help lists all)."""
     _run_module("tinker_cookbook.chat_app.tinker_chat_cli", arguments)
 
 
-@main.command(context_settings={"ignore_unknown_options": True})
+@main.command(context_settings=_KEY_VALUE, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def play(arguments: tuple[str, ...]) -> None:
     """Play an environment yourself: game=guess_number or game=arithmetic, model_name=... for its tokenizer."""

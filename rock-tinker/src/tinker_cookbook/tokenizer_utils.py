@@ -10,9 +10,12 @@ import functools
 import json
 import os
 import re
+import socket
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import urlsplit
 
 from tinker_cookbook.exceptions import ConfigurationError
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 else:
     Tokenizer = Any
 
+_HUB_SECONDS = 5.0
 _registry: dict[str, Callable[[], Any]] = {}
 
 # Gated repositories whose tokenizer is also published without a gate.
@@ -90,6 +94,19 @@ def _is_generic(folder: str) -> bool:
     return isinstance(config, dict) and config.get("tokenizer_class") in generic and "auto_map" not in config
 
 
+def _hub_answers() -> bool:
+    """One try to reach the hub; its client repeats each failed look-up for half a minute. Behind a proxy that client decides."""
+    if {"http", "https", "all"} & urllib.request.getproxies().keys():
+        return True
+    hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    try:
+        port = hub.port or (80 if hub.scheme == "http" else 443)
+        socket.create_connection((hub.hostname or "", port), _HUB_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
 @functools.cache
 def _load(model_name: str) -> Any:
     if model_name in _registry:
@@ -104,6 +121,7 @@ def _load(model_name: str) -> Any:
             if pattern.match(base):
                 base = replacement
     trust = base.startswith("moonshotai/")
+    cached_only = folder is None and not _hub_answers()
     try:
         if folder is not None and _is_generic(folder):
             from transformers import PreTrainedTokenizerFast
@@ -111,11 +129,13 @@ def _load(model_name: str) -> Any:
             return PreTrainedTokenizerFast.from_pretrained(folder)
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(base, use_fast=True, trust_remote_code=trust)
+        return AutoTokenizer.from_pretrained(base, use_fast=True, trust_remote_code=trust, local_files_only=cached_only)
     except ImportError:
         raise
     except Exception as error:  # transformers and tokenizers raise many kinds
         why = (str(error).splitlines() or [repr(error)])[0]
+        if cached_only:
+            why = "the Hugging Face hub cannot be reached, and its cache here has none"
         raise ConfigurationError(
             f"model_name={model_name!r}: no tokenizer found ({why}). Give a folder that holds "
             "tokenizer.json, run where ./<org>/<name>/ is such a folder, or call register_tokenizer()."
