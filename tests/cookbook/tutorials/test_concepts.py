@@ -1,4 +1,4 @@
-"""The snippets of the concept pages run, each page as one program."""
+"""The snippets of the concept pages and of the SDK's README run, each page as one program."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[3]
 PAGES = sorted((REPOSITORY / "docs" / "cookbook" / "concepts").glob("*.md"))
+PROGRAMS = [*PAGES, REPOSITORY / "rock-tinker" / "README.md"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.stem)
 def test_the_snippets_of_a_page_run(
     page: Path, tutorial_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -40,6 +41,19 @@ def test_sandboxes_are_started_used_and_stopped_from_the_command_line(rock_stack
     assert _rock("sandbox", "stop", sandbox_id, env=env).returncode == 0
     gone = _rock("sandbox", "exec", sandbox_id, "true", env=env)
     assert gone.returncode == 1 and "stopped by request" in gone.stderr and "Traceback" not in gone.stderr
+
+
+@pytest.mark.namespaces
+def test_the_examples_of_the_readme_run(rock_stack: Any) -> None:
+    page = Path(__file__).parents[3].joinpath("rock", "README.md").read_text(encoding="utf-8")
+    (commands,) = re.findall(r"(?ms)^```bash\n(id=.*?)^```", page)
+    (program,) = re.findall(r"(?ms)^```python\n(.*?)^```", page)
+    env = {**os.environ, "ROCK_BASE_URL": rock_stack.url, "PYTHON": sys.executable}
+    lines = 'set -e; rock() { "$PYTHON" -m rock.cli "$@"; }\n' + commands
+    shell = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, timeout=120, env=env)
+    assert shell.returncode == 0 and "hello\n" in shell.stdout, shell.stderr
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode == 0 and done.stdout.startswith("0 42"), done.stderr
 
 
 def test_text_is_encrypted_and_decrypted_with_a_key_that_is_never_printed(tmp_path: Path) -> None:
