@@ -19,6 +19,7 @@ from tinker_cookbook.preference.preference_datasets import (
     ComparisonBuilderFromJsonl,
 )
 from tinker_cookbook.renderers import TrainOnWhat
+from tinker_cookbook.supervised import data as supervised_data
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.common import compute_bpb, compute_mean_nll, datum_from_model_input_weights
 from tinker_cookbook.supervised.data import FromConversationFileBuilder
@@ -284,3 +285,69 @@ def test_reward_model_data_train_the_label_only(
             universal_tokenizer.decode([int(datum.loss_fn_inputs["target_tokens"].to_numpy()[weights.argmax()])])
         )
     assert labels == {"A", "B"}
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> list[str]:
+    """Three local data sets of 6, 3 and 1 conversations, which say where they come from."""
+    folders = []
+    for name, count in (("a", 6), ("b", 3), ("c", 1)):
+        folder = tmp_path / name
+        folder.mkdir()
+        turns = [
+            [{"role": "user", "content": "q"}, {"role": "assistant", "content": f"{name}{i}"}] for i in range(count)
+        ]
+        (folder / "train.jsonl").write_text("".join(json.dumps({"messages": turn}) + "\n" for turn in turns))
+        folders.append(str(folder))
+    return folders
+
+
+def mixed(
+    chats: list[str], weights: list[float | None], test_size: int, stop: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[str], list[str]]:
+    """Answers in the training and the held-out rows of a mixture."""
+    monkeypatch.setattr(supervised_data, "chat_datasets", lambda _, training, held_out: (training, held_out))
+    common = ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer="tiny", renderer_name="role_colon", max_length=64, batch_size=1
+    )
+    sources = [
+        supervised_data.HFDatasetSource(path=path, weight=weight) for path, weight in zip(chats, weights, strict=True)
+    ]
+    builder = supervised_data.InterleavedChatDatasetBuilder(
+        common_config=common, sources=sources, test_size=test_size, stopping_strategy=stop
+    )
+    train, test = builder()
+    return [row[1]["content"] for row in train], [row[1]["content"] for row in test]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("weights", [[None, None, None], [1.0, 1.0, 1.0]], ids=["by_size", "weighted"])
+@pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted", "all_exhausted_without_replacement"])
+def test_mixtures_hold_out_rows_of_all_sources_and_train_on_the_others(
+    stop: str, weights: list[float | None], chats: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, test = mixed(chats, weights, 4, stop, monkeypatch)
+    assert len(set(test)) == 4 and not set(test) & set(train)
+    everything = {f"{name}{i}" for name, count in (("a", 6), ("b", 3), ("c", 1)) for i in range(count)}
+    if stop == "first_exhausted":
+        assert set(train) <= everything - set(test)
+    else:
+        assert set(train) == everything - set(test)
+    if stop == "all_exhausted_without_replacement":
+        assert len(train) == 6
+
+
+def test_mixtures_without_enough_rows_or_with_contradicting_weights_are_refused(
+    chats: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights: list[float | None]
+    for weights, size, text in (
+        ([1.0, 1.0, 1.0], 8, "no training row"),
+        ([1.0, None, 1.0], 0, "every source, or to none"),
+        ([0.0, 0.0, 0.0], 0, "not all 0"),
+        ([1.0, -1.0, 1.0], 0, "not negative"),
+        ([1.0, float("nan"), 1.0], 0, "finite"),
+    ):
+        with pytest.raises(ConfigurationError, match=text):
+            mixed(chats, weights, size, "all_exhausted", monkeypatch)
+    train, test = mixed(chats, [0.0, 1.0, 1.0], 2, "all_exhausted", monkeypatch)
+    assert {text[0] for text in train} == {"b", "c"} and {text[0] for text in test} == {"b"}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import chz
 import numpy as np
@@ -181,9 +182,14 @@ def chat_datasets(
     return train, SupervisedDatasetFromList(held_out, len(held_out), to_data, shuffle=False)
 
 
+StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted", "all_exhausted_without_replacement"]
+Rows: TypeAlias = list[list[Message]]
+
+
 @chz.chz
 class HFDatasetSource:
-    """One dataset on the hub or in a local folder. ``weight`` None counts 1."""
+    """One dataset on the hub or in a local folder. ``weight``: its share of the rows; None in all sources: by their sizes. A
+    source of weight 0 is left out."""
 
     path: str
     name: str | None = None
@@ -194,44 +200,78 @@ class HFDatasetSource:
 
 @chz.chz
 class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
-    """Several datasets of conversations, mixed by weight; ``test_size`` rows of each are held out.
+    """Several datasets of conversations, mixed by weight; ``test_size`` rows of all together are held out, at least one row of
+    each source stays for training.
 
-    ``stopping_strategy``: end with the first source that runs out, or repeat sources until all are used up.
+    ``stopping_strategy``: end with the first source that runs out; repeat sources until all are used up; or leave sources
+    that are used up out until all are.
     """
 
     sources: list[HFDatasetSource]
     test_size: int = 0
     shuffle_seed: int = 0
-    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = "all_exhausted"
+    stopping_strategy: StoppingStrategy = "all_exhausted"
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
         import datasets
 
+        weights = _weights(self.sources)
         rng = np.random.default_rng(self.shuffle_seed)
-        held_out: list[list[Message]] = []
-        pools: list[list[list[Message]]] = []
-        for source in self.sources:
-            loaded = datasets.load_dataset(source.path, name=source.name, split=source.split)
-            rows = [conversation_from_row(row, source.message_field, source.path) for row in loaded]
-            rows = [rows[int(i)] for i in rng.permutation(len(rows))]
-            held_out += rows[: self.test_size]
-            pools.append(rows[self.test_size :])
-        weights = np.asarray([1.0 if source.weight is None else source.weight for source in self.sources])
-        training = _interleave(pools, weights / weights.sum(), self.stopping_strategy, rng)
-        return chat_datasets(self, training, held_out)
+        pools: list[Rows] = []
+        shares: list[float] = []
+        for source, weight in zip(self.sources, weights or [1.0] * len(self.sources), strict=True):
+            loaded: Any = datasets.load_dataset(source.path, name=source.name, split=source.split)
+            rows = [conversation_from_row(row, source.message_field, source.path) for row in loaded] if weight else []
+            if weight and weights is not None and not rows:
+                raise ConfigurationError(f"source {source.path!r} has no rows; give it weight 0 to leave it out")
+            if rows:
+                pools.append([rows[int(i)] for i in rng.permutation(len(rows))])
+                shares.append(weight)
+        if not pools:
+            raise ConfigurationError("the sources have no rows")
+        explicit = weights is not None
+        held_out = _hold_out(pools, shares if explicit else None, self.test_size, rng)
+        counts = shares if explicit else [float(len(pool)) for pool in pools]
+        return chat_datasets(self, _interleave(pools, np.asarray(counts), self.stopping_strategy, rng), held_out)
 
 
-def _interleave(
-    pools: list[list[list[Message]]], probabilities: np.ndarray, stop: str, rng: np.random.Generator
-) -> list[list[Message]]:
+def _weights(sources: list[HFDatasetSource]) -> list[float] | None:
+    """Weights of the sources; None: by size."""
+    if not sources:
+        raise ConfigurationError("sources must name at least one dataset")
+    given = [source.weight for source in sources if source.weight is not None]
+    if not given:
+        return None
+    if len(given) < len(sources):
+        raise ConfigurationError("give a weight to every source, or to none")
+    if any(weight < 0 or not math.isfinite(weight) for weight in given) or not any(given):
+        raise ConfigurationError(f"weights={given} must be finite, not negative, and not all 0")
+    return given
+
+
+def _hold_out(pools: list[Rows], shares: list[float] | None, count: int, rng: np.random.Generator) -> Rows:
+    """Take rows out of the pools, by weight or by the number of rows that are left."""
+    if count > sum(len(pool) - 1 for pool in pools):
+        sizes = [len(pool) for pool in pools]
+        raise ConfigurationError(f"test_size={count} leaves no training row of some source; sources have {sizes} rows")
+    held_out: Rows = []
+    for _ in range(count):
+        chances = np.asarray(
+            [(len(pool) if shares is None else shares[i]) * (len(pool) > 1) for i, pool in enumerate(pools)],
+            dtype=float,
+        )
+        held_out.append(pools[int(rng.choice(len(pools), p=chances / chances.sum()))].pop())
+    return held_out
+
+
+def _interleave(pools: list[Rows], shares: np.ndarray, stop: StoppingStrategy, rng: np.random.Generator) -> Rows:
     positions = [0] * len(pools)
-    finished = [False] * len(pools)
-    mixed: list[list[Message]] = []
+    mixed: Rows = []
     while True:
-        chosen = int(rng.choice(len(pools), p=probabilities))
-        pool = pools[chosen]
-        mixed.append(pool[positions[chosen] % len(pool)])
-        positions[chosen] += 1
-        finished[chosen] = finished[chosen] or positions[chosen] >= len(pool)
-        if any(finished) if stop == "first_exhausted" else all(finished):
+        used_up = [position >= len(pool) for position, pool in zip(positions, pools, strict=True)]
+        if any(used_up) if stop == "first_exhausted" else all(used_up):
             return mixed
+        chances = shares * ~np.asarray(used_up) if stop == "all_exhausted_without_replacement" else shares
+        chosen = int(rng.choice(len(pools), p=chances / chances.sum()))
+        mixed.append(pools[chosen][positions[chosen] % len(pools[chosen])])
+        positions[chosen] += 1
