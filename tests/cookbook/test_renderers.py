@@ -10,6 +10,10 @@ import pytest
 from tinker_cookbook import renderers
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import Message, ParseTermination, ToolCall, TrainOnWhat, get_renderer
+from tinker_cookbook.renderers.base import Utf8TokenDecoder, detect_unterminated_tool_block
+from tinker_cookbook.renderers.deepseek_v3 import DeepSeekV3ThinkingRenderer
+from tinker_cookbook.renderers.qwen3 import Qwen3Renderer
+from tinker_cookbook.renderers.qwen3_8 import Qwen3_8Renderer
 
 TOOL_NAMES = [
     "qwen3",
@@ -200,3 +204,56 @@ def test_chat_template_renderer_agrees_with_the_family_of_the_template(universal
     for mode in (TrainOnWhat.LAST_ASSISTANT_MESSAGE, TrainOnWhat.ALL_ASSISTANT_MESSAGES):
         (x, w), (y, v) = (r.build_supervised_example(conversation, mode) for r in (generic, family))
         assert x.to_ints() == y.to_ints() and w.tolist() == v.tolist()
+
+
+def test_a_turn_of_several_messages_gives_one_exact_example_each(universal_tokenizer: Any) -> None:
+    conversation = [
+        Message(role="user", content="q"),
+        Message(role="assistant", content="a"),
+        Message(role="user", content="r"),
+        Message(role="assistant", content="b"),
+        Message(role="tool", content="t"),
+        Message(role="assistant", content="c"),
+    ]
+    forgets, keeps = get_renderer("qwen3", universal_tokenizer), get_renderer("qwen3_instruct", universal_tokenizer)
+    assert len(forgets.build_supervised_examples(conversation)) == 2
+    assert len(keeps.build_supervised_examples(conversation)) == 1
+
+
+def test_classes_take_what_their_names_stand_for(universal_tokenizer: Any) -> None:
+    low = Qwen3_8Renderer(universal_tokenizer, reasoning_effort="low")
+    named = get_renderer("qwen3_8_low_reasoning", universal_tokenizer)
+    conversation = [Message(role="system", content="s"), Message(role="user", content="u")]
+    assert low.build_generation_prompt(conversation) == named.build_generation_prompt(conversation)
+    with pytest.raises(RendererError, match="reasoning_effort='none'"):
+        Qwen3_8Renderer(universal_tokenizer, reasoning_effort="none")
+    assert isinstance(low, Qwen3Renderer) and not low.strip_thinking_from_history
+    assert Qwen3Renderer(universal_tokenizer).strip_thinking_from_history
+    assert not Qwen3Renderer(universal_tokenizer, False).strip_thinking_from_history
+
+
+def test_deepseek_takes_later_system_messages_as_the_users(universal_tokenizer: Any) -> None:
+    conversation = [Message(role=role, content=role[0]) for role in ("system", "user", "assistant", "system")]
+    refusing = DeepSeekV3ThinkingRenderer(universal_tokenizer)
+    with pytest.raises(RendererError, match="system message at the start only"):
+        refusing.build_generation_prompt(conversation)
+    lenient = DeepSeekV3ThinkingRenderer(universal_tokenizer, system_role_as_user=True)
+    as_user = [*conversation[:3], Message(role="user", content="s")]
+    assert lenient.build_generation_prompt(conversation) == refusing.build_generation_prompt(as_user)
+
+
+def test_the_decoder_gives_what_is_complete_and_holds_back_the_rest() -> None:
+    class Bytes:
+        def decode(self, tokens: list[int]) -> str:
+            return bytes(tokens).decode()  # UnicodeDecodeError for what is no whole character
+
+    decoder = Utf8TokenDecoder(Bytes())
+    check = list("a✓".encode())
+    assert decoder.decode(check[:2]) == "a" and decoder.has_pending()
+    assert decoder.decode(check[2:3]) is None and decoder.decode(check[3:]) == "✓" and not decoder.has_pending()
+
+
+def test_a_tool_block_that_is_not_closed_is_a_call_that_cannot_be_read() -> None:
+    broken = detect_unterminated_tool_block("<t>x</t><t>y", "<t>", "</t>")
+    assert broken is not None and broken.raw_text == "<t>y" and broken.error.startswith("unterminated tool block")
+    assert detect_unterminated_tool_block("<t>x</t>", "<t>", "</t>") is None

@@ -40,6 +40,8 @@ from tinker_cookbook.renderers.messages import (
     remove_thinking,
 )
 from tinker_cookbook.renderers.parsing import (
+    PARSE_FAILURE_DETAIL_MAX_CHARS,
+    UNTERMINATED_TOOL_BLOCK_ERROR,
     ParseFailureKind,
     ParseTermination,
     classify_parse_failure,
@@ -64,6 +66,8 @@ if TYPE_CHECKING:
 
 # Everything that a renderer of one's own may need can be imported from here.
 __all__ = [
+    "PARSE_FAILURE_DETAIL_MAX_CHARS",
+    "UNTERMINATED_TOOL_BLOCK_ERROR",
     "AudioPart",
     "Content",
     "ContentPart",
@@ -370,16 +374,19 @@ class Renderer(abc.ABC):
             )
 
     def build_supervised_examples(
-        self, messages: list[Message], train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_MESSAGE
+        self, messages: list[Message], train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_TURN
     ) -> list[tuple[tinker.ModelInput, torch.Tensor]]:
-        """Like ``build_supervised_example``; where history is not rendered as it was sampled, training all assistant
-        messages gives one example for each of them."""
-        if train_on_what is not TrainOnWhat.ALL_ASSISTANT_MESSAGES or self.has_extension_property:
+        """Like ``build_supervised_example``; where history is not rendered as it was sampled, training a turn or all
+        assistant messages gives one example for each of them."""
+        train_on_what = TrainOnWhat(train_on_what)
+        turn = train_on_what is TrainOnWhat.LAST_ASSISTANT_TURN
+        if self.has_extension_property or not (turn or train_on_what is TrainOnWhat.ALL_ASSISTANT_MESSAGES):
             return [self.build_supervised_example(messages, train_on_what)]
+        first = _turn_begin(messages) if turn else 0
         return [
             self.build_supervised_example(messages[: i + 1], TrainOnWhat.LAST_ASSISTANT_MESSAGE)
             for i, message in enumerate(messages)
-            if message["role"] == "assistant"
+            if i >= first and message["role"] == "assistant"
         ]
 
     def _check_trainable(self, messages: Sequence[Message], train_on_what: TrainOnWhat) -> None:

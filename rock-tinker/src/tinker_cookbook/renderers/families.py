@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from tinker_cookbook.renderers.tool_formats import JsonTools, NemotronTools, ToolFormat, XmlTools
-from tinker_cookbook.renderers.tool_markers import DeepSeekTools, DsmlTools, GlmTools, KimiTools
+from tinker_cookbook.renderers.tool_markers import KIMI_SYSTEM, DeepSeekTools, DsmlTools, GlmTools, KimiTools
 
 Block: TypeAlias = tuple[str, str]
 """What stands in (the header, the output) of a message."""
@@ -158,14 +158,13 @@ _QWEN3_8 = _with(
     effort="",
     reasoning={"keep": "always", "in_strings": False, "absent": (_OPENED_BLOCK, _HEADER_BLOCK, _HEADER_BLOCK)},
 )
-_QWEN3_8_LOW = (
-    "Reasoning effort is set to low. Keep your thinking brief and focused, moving directly to the conclusion without "
-    "unnecessary elaboration."
-)
-_QWEN3_8_XHIGH = (
-    "Reasoning effort is set to xhigh. Please think carefully through the task, validate key assumptions, consider "
-    "plausible alternatives, and prioritize correctness, consistency, and clarity in the final answer."
-)
+QWEN3_8_EFFORTS = {
+    "xhigh": "Reasoning effort is set to xhigh. Please think carefully through the task, validate key assumptions, consider "
+    "plausible alternatives, and prioritize correctness, consistency, and clarity in the final answer.",
+    "medium": "",
+    "low": "Reasoning effort is set to low. Keep your thinking brief and focused, moving directly to the conclusion without "
+    "unnecessary elaboration.",
+}
 
 _AFTER_THINK: Block = ("</think>", "")
 DEEPSEEK_V3 = Family(
@@ -254,7 +253,7 @@ KIMI_K2 = Family(
     turns="answer",
     reasoning=Reasoning(opening="<think>", closing="</think>", first=True, keep="turn", forgotten=True),
     tools=KimiTools(),
-    default_system="You are Kimi, an AI assistant created by Moonshot AI.",
+    default_system=KIMI_SYSTEM,
 )
 _KIMI_K25 = _with(
     KIMI_K2,
@@ -296,9 +295,9 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5": QWEN3_5,
     "qwen3_5_disable_thinking": _QWEN3_5_CLOSED,
     "qwen3_5_preserve_thinking": _with(QWEN3_5, reasoning=_ALWAYS),
-    "qwen3_8_xhigh_reasoning": _with(_QWEN3_8, effort=_QWEN3_8_XHIGH),
+    "qwen3_8_xhigh_reasoning": _with(_QWEN3_8, effort=QWEN3_8_EFFORTS["xhigh"]),
     "qwen3_8_medium_reasoning": _QWEN3_8,
-    "qwen3_8_low_reasoning": _with(_QWEN3_8, effort=_QWEN3_8_LOW),
+    "qwen3_8_low_reasoning": _with(_QWEN3_8, effort=QWEN3_8_EFFORTS["low"]),
     "qwen3_8_disable_thinking": _with(
         _QWEN3_8, refuses_reasoning=True, reasoning={"absent": (_HEADER_BLOCK,) * 3, "prompt": _CLOSED}
     ),

@@ -42,6 +42,14 @@ class GptOssRenderer(Renderer):
     """
 
     supports_streaming = True
+    system_prompt_content = (
+        "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n"
+        "Current date: {current_date}\n\nReasoning: {reasoning_effort}\n\n"
+        "# Valid channels: analysis, commentary, final. Channel must be included for every message."
+    )
+    use_system_prompt: bool = False
+    reasoning_effort: str | None = None
+    current_date: str | None = None
 
     def __init__(
         self,
@@ -63,11 +71,7 @@ class GptOssRenderer(Renderer):
         if not self.use_system_prompt:
             return list(messages)
         date = self.current_date or datetime.date.today().isoformat()
-        text = (
-            "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n"
-            f"Current date: {date}\n\nReasoning: {self.reasoning_effort or 'medium'}\n\n"
-            "# Valid channels: analysis, commentary, final. Channel must be included for every message."
-        )
+        text = self.system_prompt_content.format(current_date=date, reasoning_effort=self.reasoning_effort or "medium")
         system = Message(role=_SYSTEM, content=text)
         if messages and "trainable" in messages[0]:
             system["trainable"] = False

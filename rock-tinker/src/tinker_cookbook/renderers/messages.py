@@ -136,7 +136,11 @@ def get_text_content(message: Message) -> str:
 
 
 def format_content_as_string(content: Content, separator: str = "\n") -> str:
-    """Readable form of any content: reasoning in ``<think>`` tags, other media as ``[image]`` or ``[audio]``."""
+    """Readable form of any content: reasoning in ``<think>`` tags, images by address or size, audio as ``[audio]``.
+
+    Raises:
+        RendererError: a part is of another type.
+    """
     if isinstance(content, str):
         return content
     shown = []
@@ -145,9 +149,17 @@ def format_content_as_string(content: Content, separator: str = "\n") -> str:
             shown.append(part["text"])
         elif part["type"] == "thinking":
             shown.append(f"<think>{part['thinking']}</think>")
+        elif part["type"] == "image":
+            shown.append(f"<image>{_described(part['image'])}</image>")
+        elif part["type"] == "audio":
+            shown.append("[audio]")
         else:
-            shown.append(f"[{part['type']}]")
+            raise RendererError(f"content part of type {part['type']!r} is unknown")
     return separator.join(shown)
+
+
+def _described(image: Any) -> str:
+    return image if isinstance(image, str) else f"Image({image.width}x{image.height}, {image.mode})"
 
 
 def content_to_jsonable(content: Content) -> str | list[dict[str, Any]]:

@@ -44,21 +44,27 @@ class ParseFailureKind(StrEnum):
     CONTENT = "content"
 
 
+PARSE_FAILURE_DETAIL_MAX_CHARS = 16_384
+UNTERMINATED_TOOL_BLOCK_ERROR = "unterminated tool block"
+
+
 def classify_parse_failure(message: Message, termination: ParseTermination) -> tuple[ParseFailureKind, str] | None:
-    """Kind and description of the failure of a parsed response; None if it is fine."""
+    """Kind and description (of limited length) of the failure of a parsed response; None if it is fine."""
     if not termination.is_clean:
-        text = "the response was cut off: it ends neither with a stop sequence nor with the end of text"
-        return ParseFailureKind.STRUCTURAL, text
+        text = f"the response did not terminate cleanly (termination={termination.value})"
+        return ParseFailureKind.STRUCTURAL, f"{text}: it ends neither with a stop sequence nor with the end of text"
     unparsed = message.get("unparsed_tool_calls") or []
-    return (ParseFailureKind.CONTENT, "\n".join(call.error for call in unparsed)) if unparsed else None
-
-
-def detect_unterminated_tool_block(content: str, open_marker: str, close_marker: str) -> str | None:
-    """Text from the last opening marker on when no closing marker follows it, else None."""
-    start = content.rfind(open_marker)
-    if start < 0 or close_marker in content[start:]:
+    if not unparsed:
         return None
-    return content[start:]
+    return ParseFailureKind.CONTENT, "\n".join(call.error for call in unparsed)[:PARSE_FAILURE_DETAIL_MAX_CHARS]
+
+
+def detect_unterminated_tool_block(content: str, open_marker: str, close_marker: str) -> UnparsedToolCall | None:
+    """The last block as a call that cannot be read, when more blocks are opened than closed."""
+    if content.count(open_marker) <= content.count(close_marker):
+        return None
+    error = f"{UNTERMINATED_TOOL_BLOCK_ERROR}: {open_marker!r} opened without a matching {close_marker!r}"
+    return UnparsedToolCall(raw_text=content[content.rfind(open_marker) :], error=error)
 
 
 def split_thinking(text: str, opening: str = "<think>", closing: str = "</think>") -> tuple[str | None, str]:

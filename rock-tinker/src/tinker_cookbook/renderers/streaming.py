@@ -37,6 +37,10 @@ class StreamingThinkingDelta:
 MessageDelta: TypeAlias = StreamingMessageHeader | StreamingTextDelta | StreamingThinkingDelta | Message
 
 
+_UNFINISHED_TOKENS = 3
+"""Tokens of an unfinished character at most: one for each byte but its last."""
+
+
 @dataclass
 class Utf8TokenDecoder:
     """Decodes tokens as they come and holds back the bytes of an unfinished character."""
@@ -45,13 +49,22 @@ class Utf8TokenDecoder:
     _pending: list[int] = field(default_factory=list)
 
     def decode(self, tokens: list[int]) -> str | None:
-        """Text that became complete with these tokens; None while a character is unfinished."""
+        """Text that became complete with these tokens, up to an unfinished character at the end; None without any."""
         self._pending.extend(tokens)
-        text = str(self.tokenizer.decode(self._pending))
-        if text.endswith("\ufffd"):
+        for held_back in range(min(_UNFINISHED_TOKENS, len(self._pending) - 1) + 1):
+            end = len(self._pending) - held_back
+            text = self._complete(self._pending[:end])
+            if text is not None:
+                del self._pending[:end]
+                return text
+        return None
+
+    def _complete(self, tokens: list[int]) -> str | None:
+        try:
+            text = str(self.tokenizer.decode(tokens))
+        except ValueError:  # some tokenizers refuse what is no whole character
             return None
-        self._pending.clear()
-        return text
+        return None if text.endswith("\ufffd") else text
 
     def flush(self) -> str:
         """Whatever is left, with replacement characters for broken bytes."""

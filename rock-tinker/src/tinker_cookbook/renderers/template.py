@@ -235,11 +235,13 @@ class TemplateRenderer(Renderer):
         return self._encoder.encode([*header, Break(), Markup(style.prompt)])
 
     def build_supervised_examples(
-        self, messages: list[Message], train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_MESSAGE
+        self, messages: list[Message], train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_TURN
     ) -> list[tuple[tinker.ModelInput, torch.Tensor]]:
         """Like the one of every renderer; families whose turns end with an answer give one example per turn."""
-        if train_on_what is not TrainOnWhat.ALL_ASSISTANT_MESSAGES or self.family.turns != "answer":
+        if self.family.turns != "answer":
             return super().build_supervised_examples(messages, train_on_what)
+        if train_on_what is not TrainOnWhat.ALL_ASSISTANT_MESSAGES:
+            return [self.build_supervised_example(messages, train_on_what)]
         users = [index for index, message in enumerate(messages) if message["role"] == "user"]
         turns = [messages[:end] for end in [*users[1:], len(messages)]]
         return [

@@ -72,10 +72,7 @@ class ToolFormat(abc.ABC):
     def unclosed(self, text: str) -> list[Call]:
         """A block of calls at the end of a text that was never closed."""
         broken = detect_unterminated_tool_block(text, self.opening, self.closing)
-        if broken is None:
-            return []
-        error = f"unterminated tool block: {self.opening!r} opened without a matching {self.closing!r}"
-        return [UnparsedToolCall(raw_text=broken, error=error)]
+        return [] if broken is None else [broken]
 
 
 def listed(tools: list[ToolSpec], **options: Any) -> list[str]:

@@ -15,12 +15,12 @@ from tinker_cookbook.renderers.messages import (
     ToolSpec,
     UnparsedToolCall,
 )
-from tinker_cookbook.renderers.parsing import read_json_call, with_reasoning
+from tinker_cookbook.renderers.parsing import UNTERMINATED_TOOL_BLOCK_ERROR, read_json_call, with_reasoning
 from tinker_cookbook.renderers.pieces import Markup, Piece
 from tinker_cookbook.renderers.tool_formats import Call, ToolFormat, listed, named_arguments, read_arguments
 from tinker_cookbook.renderers.tool_schemas import kimi_declaration
 
-_KIMI_SYSTEM = "You are Kimi, an AI assistant created by Moonshot AI."
+KIMI_SYSTEM = "You are Kimi, an AI assistant created by Moonshot AI."
 
 
 class DeepSeekTools(ToolFormat):
@@ -164,7 +164,7 @@ class KimiTools(ToolFormat):
     opening, closing = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 
     def declare(self, tools: list[ToolSpec], system_prompt: str) -> list[Message]:
-        system = Message(role="system", content=system_prompt or _KIMI_SYSTEM)
+        system = Message(role="system", content=system_prompt or KIMI_SYSTEM)
         if not tools:
             return [system]
         if self.typescript:
@@ -239,7 +239,7 @@ class GlmTools(ToolFormat):
 
 def _named_calls(found: list[tuple[str, str, str]], raw: str) -> list[Call]:
     if not found:
-        return [UnparsedToolCall(raw_text=raw, error="no complete call in the tool call block")]
+        return [UnparsedToolCall(raw_text=raw, error=f"{UNTERMINATED_TOOL_BLOCK_ERROR}: no complete call in it")]
     calls: list[Call] = []
     for whole, label, arguments in found:
         label, arguments = label.strip(), arguments.strip()
