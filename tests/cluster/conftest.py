@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ import pytest
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray keeps its mode for the life of a process, and a head of another mode takes this process's actors for abandoned.
+os.environ["RAY_AUTH_MODE"] = "disabled"
 NAME = "tiny"
 VLLM_SIZES = {"hidden_size": 128, "heads": 2, "kv_heads": 1}
 """vLLM has no attention kernel for heads of 16 on a CPU."""
@@ -74,7 +76,6 @@ def ray_address() -> Iterator[str]:
         [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *options],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "RAY_AUTH_MODE": "disabled"},
     )
     deadline = time.monotonic() + 120
     while True:
@@ -174,6 +175,11 @@ def cluster_data() -> ClusterData:
     return ClusterData()
 
 
+def without_ray(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment that says nothing of Ray, as that of a server is."""
+    return {name: value for name, value in environment.items() if not name.startswith("RAY_")}
+
+
 class ClusterServer:
     """``tinker-backend serve`` over a cluster engine, in a folder."""
 
@@ -193,7 +199,7 @@ class ClusterServer:
                 [sys.executable, "-m", "tinker_backend", "serve", "--config", str(folder / "runtime.yaml")],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**without_ray(os.environ), "OMP_NUM_THREADS": "1"},
             )
         deadline = time.monotonic() + 240
         while b"ready on http" not in self.output.read_bytes():

@@ -12,7 +12,7 @@ from tinker_backend.config import EngineConfig
 from tinker_backend.engine_rules import has_trainer, shared_devices, vllm_lora_rank
 from tinker_backend.errors import ConfigError
 from tinker_backend.runtime.ray.dry_run import dry_run, memory_lines
-from tinker_backend.runtime.ray.placement import place
+from tinker_backend.runtime.ray.placement import place, placement_problems
 from tinker_backend.runtime.ray.versions import installed, problems
 
 CHECKOUT = Path(__file__).parents[2]
@@ -101,6 +101,25 @@ def test_seats_spread_over_nodes_with_their_local_numbers_and_ports() -> None:
     assert placement.bundles() == [{"CPU": 8.0, "GPU": 8.0}, {"CPU": 2.0, "GPU": 8.0}]
 
 
+def test_two_nodes_need_a_ray_and_a_folder_of_their_own() -> None:
+    two = {
+        "num_nodes": 2,
+        "num_gpus_per_node": 8,
+        "actor_train__device_mapping": "0-7",
+        "actor_infer__device_mapping": "8-15",
+        "reference": None,
+    }
+    wrong = placement_problems(config_of(**two))
+    assert [text.split(":")[0] for text in wrong] == ["cluster.address", "cluster.exchange_folder"]
+    there = {"address": "auto", "exchange_folder": "/shared/tinker"}
+    assert placement_problems(config_of(**two, cluster=there)) == []
+    many = two | {"num_nodes": 16, "actor_infer__device_mapping": "8-127", "cluster": there | {"base_port": 60000}}
+    (ports,) = placement_problems(config_of(**many))
+    assert "cluster.base_port" in ports
+    assert placement_problems(config_of()) == []
+    assert (False, wrong[0]) in dry_run(config_of(**two), None)
+
+
 def test_without_actor_train_vllm_serves_rollouts_alone() -> None:
     content = eight_gpus()
     del content["actor_train"]
@@ -166,7 +185,7 @@ def test_files_of_configure_are_validated_by_doctor_without_gpus(tmp_path: Path)
         "backend: {port: 0}\ncheckpoints: {folder: c}\nlogs: {folder: l}\nruntime: {engine: engine.yaml}\n"
     )
     done = CliRunner().invoke(main, ["doctor", "--config", str(tmp_path / "runtime.yaml")])
-    assert "actor_train 7: node 0, GPU 7 (device 7), a free port" in done.output
+    assert "actor_train 7: node 0, GPU 7 (device 7), joins actor_train 0" in done.output
     assert "devices 4, 5, 6, 7 are shared" in done.output
     missing = [name for name, version in installed().items() if version is None]
     for name in missing:

@@ -127,6 +127,7 @@ def test_many_runs_in_one_pass_and_a_failing_loss(
     ]
     for got, expected in zip(ours.forward_backward(requests), theirs.forward_backward(requests), strict=True):
         assert result(got).metrics == pytest.approx(result(expected).metrics, rel=1e-4, abs=1e-4)
+    ours.release()
     # A loss without a graph, one that is unknown, and values that overflow: each fails alone and leaves no gradient.
     bad = [
         LossRequest("a", 2, cluster_data.batch(2), "custom", graph={"nodes": "broken"}),

@@ -80,7 +80,7 @@ async def test_dropped_weights_and_adapters_are_read_again_before_the_cache_come
     await replica.wake()
     assert engine.calls == [
         "wake_up(tags=['weights'])",
-        f"collective_rpc(reload_weights, kwargs={{'weights_path': '{weights.parent / 'base'}'}})",
+        f"collective_rpc(read_weights, args=('{weights.parent / 'base'}',))",
         "wake_up(tags=['kv_cache'])",
         "remove_lora(1)",
         "add_lora(v1)",
@@ -100,13 +100,13 @@ async def test_all_weights_are_replaced_with_nothing_running_and_an_empty_cache(
     await enter(replica, full)
     assert engine.calls == [
         "pause_generation(mode=wait, clear_cache=True)",
-        f"collective_rpc(reload_weights, kwargs={{'weights_path': '{weights}'}})",
+        f"collective_rpc(read_weights, args=('{weights}',))",
         "reset_prefix_cache()",
         "resume_generation()",
     ]
     engine.calls.clear()
     await enter(replica, base)
-    assert engine.calls[1] == f"collective_rpc(reload_weights, kwargs={{'weights_path': '{weights.parent / 'base'}'}})"
+    assert engine.calls[1] == f"collective_rpc(read_weights, args=('{weights.parent / 'base'}',))"
 
 
 async def test_an_engine_whose_weights_are_half_replaced_serves_nobody(
@@ -116,7 +116,7 @@ async def test_an_engine_whose_weights_are_half_replaced_serves_nobody(
     replica = replica_over(engine, weights, monkeypatch)
     full, base = ServedVersion("f", 1, str(weights), full=True), ServedVersion("b", 2)
     await enter(replica, base)
-    engine.fails = "reload_weights"
+    engine.fails = "read_weights"
     with pytest.raises(OSError, match="disk"):
         await enter(replica, full)
     # The weights may be half of each now, so the base is read again before it is used.
@@ -124,4 +124,4 @@ async def test_an_engine_whose_weights_are_half_replaced_serves_nobody(
     engine.calls.clear()
     async with asyncio.timeout(5):
         await enter(replica, base)
-    assert any("reload_weights" in call for call in engine.calls)
+    assert any("read_weights" in call for call in engine.calls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -248,9 +249,15 @@ def test_wrong_requests_are_refused_and_stops_are_kept(driver: Driver) -> None:
     assert stopped.tokens.tolist() == free.tokens.tolist()[:cut] and stopped.stop_reason == "stop"
 
 
-def test_a_killed_replica_is_replaced_and_its_requests_are_answered(driver: Driver) -> None:
+def test_a_killed_replica_is_replaced_and_its_requests_are_answered(driver: Driver, tmp_path: Path) -> None:
+    """Also when a saved folder that one of its samplers was read from is no longer there."""
     import psutil
 
+    for name in ("kept", "deleted"):
+        driver("save", run_id="adapter", path=str(tmp_path / name), kind="sampler")
+        driver("load_sampler", version=name, base_model="tiny", path=str(tmp_path / name))
+    shutil.rmtree(tmp_path / "deleted")
+    still = driver.sample("deleted", temperature=0.0).sequences[0]
     sampler = driver.engine.sampler.sampler
     prompts = [np.roll(PROMPT, shift) for shift in range(8)]
     expected = [driver.sample("v1", tokens, temperature=0.0, max_tokens=20).sequences[0] for tokens in prompts]
@@ -261,5 +268,9 @@ def test_a_killed_replica_is_replaced_and_its_requests_are_answered(driver: Driv
     os.kill(victim, signal.SIGKILL)
     for wait, sequence in zip(waits, expected, strict=True):
         assert wait().sequences[0].tokens.tolist() == sequence.tokens.tolist()
-    gone, alive = psutil.wait_procs(children, timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive, "the processes of a killed replica live on"
+    assert driver.sample("kept", temperature=0.0).sequences[0].tokens.tolist() == still.tokens.tolist()
+    with pytest.raises(RuntimeFault, match="deleted"):
+        driver.sample("deleted")
+    assert len(driver.sample("kept").sequences[0].tokens) == 6

@@ -21,8 +21,8 @@ from tinker_backend.runtime.hardware import chosen_threads, pick_device, pick_dt
 from tinker_backend.runtime.ray.cluster_engine import ClusterEngine
 from tinker_backend.runtime.ray.fsdp_trainer import FsdpTrainer
 from tinker_backend.runtime.ray.local_trainer import LocalTrainer
-from tinker_backend.runtime.ray.placement import place
-from tinker_backend.runtime.ray.ray_cluster import RayCluster
+from tinker_backend.runtime.ray.placement import place, placement_problems
+from tinker_backend.runtime.ray.ray_cluster import ActorLost, RayCluster
 from tinker_backend.runtime.ray.samplers import ClusterSampler, LocalSampler, RemoteSampler
 from tinker_backend.runtime.ray.train_rank import RankSettings
 from tinker_backend.runtime.ray.turns import Turns
@@ -53,7 +53,7 @@ class BuiltCluster:
 
 def build_cluster(config: EngineConfig) -> BuiltCluster:
     """Starts everything that the configuration asks for. Raises RuntimeFault with a sentence that names key and fix."""
-    wrong = problems(config, installed())
+    wrong = problems(config, installed()) + placement_problems(config)
     if wrong:
         raise RuntimeFault("; ".join(wrong), "user")
     started = time.monotonic()
@@ -84,6 +84,7 @@ class _Builder:
         wanted = config.actor_train.model_args.dtype or options(config.actor_train).get("dtype", "auto")
         self.dtype = pick_dtype(wanted, computing)
         self.cluster = RayCluster(config.cluster, place(config))
+        self.trainer: Any = None
         self.closers: list[Callable[[], None]] = []
 
     def _own_device(self) -> torch.device:
@@ -108,25 +109,37 @@ class _Builder:
             log.info("%s", line)
         self.closers.append(self.cluster.close)
         self.cluster.open()
-        local = (self.trains and not self.fsdp) or not self.vllm
-        base = self._whole_base() if local else self._light_base()
+        base = self._light_base()
         names = {self.name, *self.config.aliases}
         remote: VllmSampler | None = None
         if self.vllm:
-            # vLLM measures free memory when it starts, so the trainer comes after it where they share GPUs.
+            # vLLM measures free memory when it starts, so all of the trainer comes after it where they share GPUs.
             remote = VllmSampler(self.cluster, self._replica_settings(base), base)
             self.closers.append(remote.close)
             remote.open()
         shared = bool(self.trains and self.vllm and self.on_gpus and shared_devices(self.config))
-        seconds = self.config.cluster.call_timeout_seconds
-        nothing: Callable[[], None] = lambda: None  # noqa: E731
-        turns = Turns(shared, remote.sleep if remote else nothing, remote.wake if remote else nothing, seconds)
+        turns = self._turns(shared, remote)
         with turns.training():
-            trainer = self._trainer(base, names)
+            if (self.trains and not self.fsdp) or not self.vllm:
+                base = self._whole_base()
+            self.trainer = self._trainer(base, names)
         sampler = self._sampler(base, names, remote)
         exchange = ExchangeFolder(self.config.cluster.exchange_folder)
-        engine = ClusterEngine(trainer, sampler, exchange, turns, self.close)
+        engine = ClusterEngine(self.trainer, sampler, exchange, turns, self.close)
         return BuiltCluster(engine, self.device, self.dtype, self.threads, [base])
+
+    def _turns(self, shared: bool, sampler: VllmSampler | None) -> Turns:
+        def wake() -> None:
+            assert sampler is not None
+            # Memory that torch keeps for its next pass is memory that vLLM wants back now.
+            try:
+                self.trainer.release()
+            except ActorLost as error:
+                log.warning("the trainer was lost while it gave memory back: %s", error)
+            sampler.wake()
+
+        sleep: Callable[[], None] = sampler.sleep if sampler is not None else lambda: None
+        return Turns(shared, sleep, wake, self.config.cluster.call_timeout_seconds)
 
     def _whole_base(self) -> BaseModel:
         limit = self.config.actor_train.model_args.max_lora_rank
@@ -211,9 +224,9 @@ class _Builder:
             "worker_extension_cls": "tinker_backend.runtime.ray.weight_broadcast.WeightReceiver",
             "enable_sleep_mode": given.get("enable_sleep_mode", self.on_gpus and shared),
         }
-        if self.config.actor_infer.num_gpus_per_worker == 1:
-            # One device needs no process of its own beside the engine's.
-            engine["distributed_executor_backend"] = "uni"
+        # One device needs no process of its own beside the engine's. Of more, each has one on this node: left to itself,
+        # vLLM would ask Ray for them, as it runs in a placement group, whose one bundle it could not divide.
+        engine["distributed_executor_backend"] = "uni" if self.config.actor_infer.num_gpus_per_worker == 1 else "mp"
         return ReplicaSettings(
             folder=str(self.folder),
             eos_token_ids=eos_of(self.folder, base.architecture.eos_token_ids),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tinker_backend.config import EngineConfig
 from tinker_backend.engine_rules import has_trainer, is_cluster, options, strategy
-from tinker_backend.runtime.ray.placement import place
+from tinker_backend.runtime.ray.placement import place, placement_problems
 from tinker_backend.runtime.ray.versions import installed, problems
 from tinker_backend.scaling.estimate import GIB, SampleKnobs, TrainKnobs, sample_memory, train_memory
 from tinker_backend.scaling.model_shape import ModelShape, known_shape, read_shape
@@ -24,6 +24,7 @@ def dry_run(config: EngineConfig, python: str | None) -> list[Finding]:
     if not is_cluster(config):
         return [(True, "embedded engine: trainer and sampler in one process, no Ray")]
     found: list[Finding] = [(True, line) for line in place(config).lines()]
+    found += [(False, text) for text in placement_problems(config)]
     found += [(True, line) for line in memory_lines(config)]
     return found + version_findings(config, python)
 

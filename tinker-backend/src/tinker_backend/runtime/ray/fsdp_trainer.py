@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from tinker_backend.runtime.ray.data_shares import merge
-from tinker_backend.runtime.ray.ray_cluster import ActorLost, RayCluster, kill, raised_by
+from tinker_backend.runtime.ray.ray_cluster import ActorLost, RayCluster, kill, raised_by, why_lost
 from tinker_backend.runtime.ray.train_rank import RankSettings, TrainRank
 from tinker_backend.runtime.ray.weight_broadcast import Channel
 from tinker_backend.runtime.roles import (
@@ -95,7 +95,7 @@ class FsdpTrainer:
                 failures.append(raised_by(error))
                 deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
             except ray.exceptions.RayError as error:
-                raise ActorLost(str(error).strip().splitlines()[0]) from error
+                raise ActorLost(why_lost(error)) from error
         if failures and len(failures) < len(references):
             raise ActorLost(f"a rank failed alone: {failures[0]}")
         if failures:
@@ -173,6 +173,10 @@ class FsdpTrainer:
     def send_weights(self, run_id: str, channel: Channel) -> None:
         """Broadcasts all weights of a run."""
         self._all("send_weights", run_id, channel)
+
+    def release(self) -> None:
+        """Gives the GPU memory that nothing uses to other processes."""
+        self._all("release")
 
     def score(self, request: SampleRequest, path: str | None) -> SampleResult:
         """What the request asks about its prompt, under the weights of a sampler folder or of the base."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
+import torch
+
 from tinker_backend.runtime.ray.prompt_scoring import AdapterShelf, score_prompt
 from tinker_backend.runtime.ray.weight_broadcast import Channel, pieces_of, send
 from tinker_backend.runtime.roles import (
@@ -80,6 +82,11 @@ class LocalTrainer:
         assert isinstance(run.layout, FullLayout)
         plan, dtype, fused = self._base.architecture, self._base.dtype, run.layout.tensors(run.values)
         send((piece for name in run.layout.places for piece in pieces_of(plan, name, fused[name], dtype)), channel)
+
+    def release(self) -> None:
+        """Gives the GPU memory that nothing uses to other processes."""
+        if self._base.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def score(self, request: SampleRequest, path: str | None) -> SampleResult:
         """What the request asks about its prompt, under a sampler folder's adapter or the base."""

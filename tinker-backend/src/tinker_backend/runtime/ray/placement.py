@@ -9,6 +9,7 @@ from tinker_backend.engine_rules import has_trainer, shared_devices, strategy
 
 _SAMPLER_PORTS = 100
 _PORTS_PER_REPLICA = 50
+_PORTS = 65536
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Seat:
     local_devices: tuple[int, ...]
     """Numbers on the node, as CUDA_VISIBLE_DEVICES takes them."""
     port: int | None
-    """First port that the process binds; None: a free one, chosen at its start."""
+    """First port that the process binds; None: a free one, chosen at its start. Of the ranks, the first alone binds one."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Placement:
             number = ",".join(map(str, seat.local_devices))
             mapped = ",".join(map(str, seat.devices))
             port = "a free port" if seat.port is None else f"port {seat.port}"
+            if seat.role == "actor_train" and seat.rank:
+                port = "joins actor_train 0"
             text.append(f"{seat.role} {seat.rank}: node {seat.node}, {kind} {number} (device {mapped}), {port}")
         if self.shared:
             text.append(
@@ -81,13 +84,37 @@ def place(config: EngineConfig) -> Placement:
         on_gpus=on_gpus,
         nodes=max([config.num_nodes, *(node + 1 for node in used)]),
         devices_per_node=per_node,
-        train=tuple(_seat("actor_train", rank, [device], per_node, base) for rank, device in enumerate(train)),
+        train=tuple(
+            _seat("actor_train", rank, [device], per_node, None if rank else base) for rank, device in enumerate(train)
+        ),
         infer=tuple(
             _seat("actor_infer", rank, group, per_node, base and base + _SAMPLER_PORTS + _PORTS_PER_REPLICA * rank)
             for rank, group in enumerate(groups)
         ),
         shared=tuple(shared_devices(config)) if has_trainer(config) else (),
     )
+
+
+def placement_problems(config: EngineConfig) -> list[str]:
+    """One sentence for each key that keeps a placement from being reached."""
+    placement, cluster, text = place(config), config.cluster, []
+    if placement.nodes > 1 and cluster.address is None:
+        text.append(
+            f"cluster.address: missing; the placement has {placement.nodes} nodes and a Ray of this process has one: start "
+            "Ray on every node and set it to auto, or to host:port of the head"
+        )
+    if placement.nodes > 1 and cluster.exchange_folder is None:
+        text.append(
+            f"cluster.exchange_folder: missing; {placement.nodes} nodes share no memory: name a folder on a file system "
+            "that all of them see"
+        )
+    last = max((seat.port or 0 for seat in placement.infer), default=0)
+    if last + _PORTS_PER_REPLICA > _PORTS:
+        text.append(
+            f"cluster.base_port: {cluster.base_port} leaves no ports for {len(placement.infer)} replicas; lower it by "
+            f"{last + _PORTS_PER_REPLICA - _PORTS}, or leave it out"
+        )
+    return text
 
 
 def _seat(role: str, rank: int, devices: list[int], per_node: int, port: int | None) -> Seat:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,6 +62,7 @@ class RayCluster:
             )
 
     def _start_ray(self, common: dict[str, Any]) -> None:
+        _choose_token()
         # An actor that is killed must not leave vLLM's processes behind, which would keep their GPU memory.
         os.environ.setdefault("RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper", "true")
         # Ray's processes, and with them this one, end so many seconds after its head; only then can all start anew.
@@ -74,6 +76,8 @@ class RayCluster:
         for left in reversed(range(_STARTS)):
             try:
                 ray.init(
+                    # Not the Ray that RAY_ADDRESS names, nor one that somebody else started here.
+                    address="local",
                     num_cpus=self.config.cpus or int(wanted),
                     include_dashboard=False,
                     object_store_memory=self.config.object_store_bytes
@@ -172,6 +176,15 @@ class RayCluster:
         return int(port)
 
 
+def _choose_token() -> None:
+    """A token of this process's own, where the environment says nothing of tokens; Ray asks for one by default.
+
+    Otherwise Ray keeps one for all of a user's processes in a file: two that start at once would overwrite each other's.
+    """
+    if not any(os.environ.get(f"RAY_AUTH_{name}") for name in ("MODE", "TOKEN", "TOKEN_PATH")):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
 class NodeProbe:
     """Answers questions about the node it is on."""
 
@@ -203,11 +216,22 @@ def wait_for(references: Sequence[Any], seconds: float) -> list[Any]:
     except GetTimeoutError as error:
         raise ActorLost(f"no answer within {seconds:.0f} s") from error
     except RayActorError as error:
-        raise ActorLost(str(error).strip().splitlines()[0]) from error
+        raise ActorLost(why_lost(error)) from error
     except RayTaskError as error:
         raise raised_by(error) from error
     except RayError as error:
         raise ActorLost(f"{type(error).__name__}: {error}") from error
+
+
+def why_lost(error: RayError) -> str:
+    """One line: what happened, and Ray's cause where it names one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    causes = [line for line in lines[1:] if line.startswith("The actor is dead because")]
+    text = " ".join([lines[0], *causes[:1]])
+    if "all references to the actor were removed" in text:
+        # A head that cannot talk to the process that started an actor takes it for gone.
+        text += " Give this process the RAY_AUTH_MODE that the nodes of Ray were started with."
+    return text
 
 
 def raised_by(error: RayTaskError) -> BaseException:

@@ -117,6 +117,13 @@ class TrainRank:
         """Answers once the base is loaded; the process id."""
         return os.getpid()
 
+    def release(self) -> None:
+        """Gives back the gathered weights of the roots, and the GPU memory that torch keeps for later."""
+        for module in (self.module, *(run.module for run in self.runs.values() if isinstance(run, FullRun))):
+            module.reshard()  # type: ignore[operator]
+        if self.base.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     # --- runs
 
     def run(self, run_id: str) -> ShardedRun:

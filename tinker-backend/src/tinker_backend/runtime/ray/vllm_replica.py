@@ -124,11 +124,14 @@ class VllmReplica:
 
     # --- versions
 
-    async def load(self, version: ServedVersion) -> float:
-        """Waits until the version's folder is complete and reads an adapter into the engine; seconds that it took."""
-        started = time.monotonic()
+    async def load(self, version: ServedVersion, patience: float | None = None) -> float:
+        """Waits until the version's folder is complete and reads an adapter into the engine; seconds that it took.
+
+        Raises RuntimeFault when it is not complete after ``patience`` seconds.
+        """
+        started, patience = time.monotonic(), self.settings.publish_seconds if patience is None else patience
         if version.path is not None:
-            await asyncio.to_thread(wait_stable, Path(version.path), self.settings.publish_seconds)
+            await asyncio.to_thread(wait_stable, Path(version.path), patience)
         if version.path is not None and not version.full and not self._asleep:
             await self._engine.add_lora(_lora_request(version))
             self._adapters[version.number] = version
@@ -167,7 +170,7 @@ class VllmReplica:
                 await self._engine.collective_rpc("receive_weights", args=plain(*self._incoming[path]))
             else:
                 await asyncio.to_thread(wait_stable, Path(path), self.settings.publish_seconds)
-                await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
+                await self._engine.collective_rpc("read_weights", args=(path,))
             self._weights = wanted
             # Keys and values of the old weights are wrong under the new ones.
             await self._engine.reset_prefix_cache()
@@ -185,16 +188,20 @@ class VllmReplica:
 
     async def sleep(self) -> None:
         """Gives the GPU's memory to the trainer. Nothing may be running."""
+        if self._asleep:
+            return
         await self._engine.reset_prefix_cache()
         await self._engine.sleep(level=self.settings.sleep_level)
         self._asleep = True
 
     async def wake(self) -> None:
         """Takes it back: weights first, then what depends on them, then the cache."""
+        if not self._asleep:
+            return
         await self._engine.wake_up(tags=["weights"])
         if self.settings.sleep_level == 2:
             path = self._weights or self.settings.folder
-            await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
+            await self._engine.collective_rpc("read_weights", args=(path,))
         await self._engine.wake_up(tags=["kv_cache"])
         self._asleep = False
         if self.settings.sleep_level == 2:
@@ -208,6 +215,7 @@ class VllmReplica:
     async def sample(self, request: SampleRequest, version: ServedVersion, max_tokens: int) -> SampleResult:
         """One request. Prompt scores are those of vLLM, so only ask where they are right (see ``VllmSampler``)."""
         scores = request.prompt_logprobs or request.topk_prompt_logprobs > 0
+        await self._check_folder(version)
         async with self._gate.enter(self._kind(version, scores)):
             output: Any = None
             adapted = version.path is not None and not version.full
@@ -222,6 +230,13 @@ class VllmReplica:
         if output is None or not output.finished:
             raise RuntimeFault("the request was cancelled", "user")
         return _result(request, output, max_tokens)
+
+    async def _check_folder(self, version: ServedVersion) -> None:
+        """Raises RuntimeFault when an adapter is neither on disk nor in the engine, which would die of the attempt."""
+        if version.path is None or version.full or await asyncio.to_thread(Path(version.path).is_dir):
+            return
+        if version.number not in await self._engine.list_loras():
+            raise RuntimeFault(f"the weights of sampler {version.name!r} are gone: {version.path} was deleted", "user")
 
     async def cancel(self, request_id: str) -> None:
         """Stops a request; it ends with a RuntimeFault."""

@@ -13,8 +13,9 @@ import queue
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 import ray
 
 from tinker_backend.runtime.base_model import BaseModel
-from tinker_backend.runtime.ray.ray_cluster import ActorLost, RayCluster, kill, raised_by, wait_for
+from tinker_backend.runtime.ray.ray_cluster import ActorLost, RayCluster, kill, raised_by, wait_for, why_lost
 from tinker_backend.runtime.ray.vllm_replica import ReplicaSettings, ServedVersion, VllmReplica
 from tinker_backend.runtime.ray.weight_broadcast import Channel, manifest
 from tinker_backend.runtime.roles import RuntimeFault, SampleRequest, SampleResult
@@ -36,6 +37,8 @@ _STICKY_TOKENS = 256
 _UNEVEN = 8
 """A replica keeps requests with a prefix that it has seen until it has so many more than the idlest one."""
 _POLL_SECONDS = 1.0
+_PATIENCE_SECONDS = 5.0
+"""How long a new replica waits for folders that others have read before it."""
 
 
 @dataclass(eq=False)
@@ -69,6 +72,10 @@ class VllmSampler:
         self._lock = threading.RLock()
         self._parked: list[_Pending] = []
         self._closed = threading.Event()
+        self._settled = threading.Condition()
+        """Guards the next two: what sleeps and wakes, and what starts, keep out of each other's way."""
+        self._asleep = False
+        self._starting = 0
         self._answers: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         """What Ray's threads bring: one that called Ray itself, as a lost replica asks for, would wait for itself."""
         self.broken: str | None = None
@@ -106,6 +113,8 @@ class VllmSampler:
     def close(self) -> None:
         """Ends all replicas."""
         self._closed.set()
+        with self._settled:
+            self._settled.notify_all()
         self._answers.put(None)
         for replica in self._replicas:
             if replica.up:
@@ -280,7 +289,7 @@ class VllmSampler:
             else:
                 self._settle(pending, _fault(raised_by(error)))
         except ray.exceptions.RayError as error:
-            self._lost(number, generation, str(error).strip().splitlines()[0])
+            self._lost(number, generation, why_lost(error))
         except Exception as error:
             log.exception("an answer could not be read")
             self._settle(pending, RuntimeFault(f"sampling failed: {type(error).__name__}: {error}"))
@@ -322,12 +331,9 @@ class VllmSampler:
         replica, seconds = self._replicas[number], self.cluster.config.start_timeout_seconds
         while not self._closed.is_set():
             try:
-                actor = self._start(number)
-                wait_for([actor.open.remote()], seconds)
-                with self._lock:
-                    known = list(self.versions.values())
-                wait_for([actor.load.remote(version) for version in known], seconds)
-                break
+                with self._start_turn():
+                    self._bring_back(number, seconds)
+                return
             except (ActorLost, RuntimeFault) as error:
                 replica.failures += 1
                 log.error("replica %d could not be replaced: %s", number, error)
@@ -335,6 +341,19 @@ class VllmSampler:
                     self._give_up(f"replica {number} could not be replaced: {error}")
                     return
                 self._closed.wait(2.0**replica.failures)
+
+    def _bring_back(self, number: int, seconds: float) -> None:
+        """Starts a replica in place of a lost one, teaches it all versions and sends it what waits."""
+        replica, actor = self._replicas[number], self._start(number)
+        wait_for([actor.open.remote()], seconds)
+        with self._lock:
+            known = list(self.versions.values())
+        for version, loaded in [(version, actor.load.remote(version, _PATIENCE_SECONDS)) for version in known]:
+            try:
+                wait_for([loaded], seconds)
+            except RuntimeFault as fault:
+                # A saved folder may have been deleted since; that is no matter of the other versions.
+                log.warning("replica %d starts without version %s: %s", number, version.name, fault)
         with self._lock:
             replica.actor, replica.up, replica.failures = actor, True, 0
             missed = [version for version in self.versions.values() if version not in known]
@@ -372,17 +391,49 @@ class VllmSampler:
     # --- turns with a colocated trainer
 
     def sleep(self) -> None:
-        """All replicas give their memory back. Nothing may be running."""
-        self._everywhere("sleep")
+        """All replicas give their memory back. Nothing may be running; one that is being replaced is waited for first."""
+        with self._settled:
+            self._asleep = True
+            self._settled.wait_for(lambda: self._starting == 0, self.cluster.config.start_timeout_seconds)
+        try:
+            self._everywhere("sleep")
+        except BaseException:
+            self._woken()
+            raise
 
     def wake(self) -> None:
-        """All replicas take their memory again."""
+        """All replicas take their memory again; those that were lost meanwhile are replaced from now on."""
         self._everywhere("wake")
+        self._woken()
+
+    def _woken(self) -> None:
+        with self._settled:
+            self._asleep = False
+            self._settled.notify_all()
 
     def _everywhere(self, method: str) -> None:
+        """Asks all replicas; one that does not answer is lost, and the others go on."""
         with self._lock:
-            living = [replica.actor for replica in self._replicas if replica.up]
-        wait_for([getattr(actor, method).remote() for actor in living], self.cluster.config.call_timeout_seconds)
+            living = [(number, one.generation, one.actor) for number, one in enumerate(self._replicas) if one.up]
+        asked = [(number, generation, getattr(actor, method).remote()) for number, generation, actor in living]
+        for number, generation, reference in asked:
+            try:
+                wait_for([reference], self.cluster.config.call_timeout_seconds)
+            except ActorLost as error:
+                self._lost(number, generation, f"{method}: {error}")
+
+    @contextmanager
+    def _start_turn(self) -> Iterator[None]:
+        """The time of a replica's start: not while the trainer has the GPUs that both use."""
+        with self._settled:
+            self._settled.wait_for(lambda: not self._asleep or self._closed.is_set())
+            self._starting += 1
+        try:
+            yield
+        finally:
+            with self._settled:
+                self._starting -= 1
+                self._settled.notify_all()
 
 
 def _fault(error: BaseException) -> RuntimeFault:

@@ -94,7 +94,7 @@ def plain(items: list[Item], dtype: str, channel: Channel, first: int) -> tuple[
 
 
 class WeightReceiver:
-    """Mixed into vLLM's workers (``worker_extension_cls``), which call ``receive_weights`` by its name."""
+    """Mixed into vLLM's workers (``worker_extension_cls``), which call its methods by their names."""
 
     def receive_weights(self, items: list[Any], dtype: str, channel: dict[str, Any], first: int) -> None:
         """Replaces this worker's weights by those of a channel; workers of a replica are ``first``, ``first + 1``, …"""
@@ -102,3 +102,19 @@ class WeightReceiver:
         named = [Item(name, tuple(shape)) for name, shape in items]
         incoming = receive(named, getattr(torch, dtype), Channel(**channel), first + int(worker.rank))
         worker.reload_weights(weights_iterator=incoming)
+        _pack_tied_head(worker.model_runner.get_model())
+
+    def read_weights(self, path: str) -> None:
+        """Replaces this worker's weights by those of a folder."""
+        worker: Any = self
+        worker.reload_weights(weights_path=path)
+        _pack_tied_head(worker.model_runner.get_model())
+
+
+def _pack_tied_head(model: torch.nn.Module) -> None:
+    """On a CPU vLLM multiplies by packed copies; it renews those of the weights that it reads, so not that of a tied head."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):
+            module.quant_method.process_weights_after_loading(module)
