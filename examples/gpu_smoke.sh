@@ -8,6 +8,7 @@
 # PY      Python with tinker-backend[vllm] and rock-tinker (default python3)
 # GPUS    how many GPUs to use (default: all). One: torch trains and vLLM samples on the same GPU, taking turns. Two or more:
 #         FSDP2 trains on the first half and vLLM samples on the other. 0: the same on the CPU, with a tiny model.
+# WIDTH   GPUs a sampling replica, which must divide the other half (default 1)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 PY=${PY:-python3}
@@ -26,7 +27,7 @@ if [ "$model" = tiny ]; then
   "$PY" -c 'import pathlib, sys; from tinker_backend.models.tiny import make_tiny_model as make
 make(pathlib.Path(sys.argv[1]), "llama", hidden_size=128, heads=2, kv_heads=1)' "$model"
 fi
-"$PY" gpu_smoke_config.py --model "$model" --gpus "$gpus" --folder "$folder"
+"$PY" gpu_smoke_config.py --model "$model" --gpus "$gpus" --width "${WIDTH:-1}" --folder "$folder"
 "$PY" -m tinker_backend doctor --config "$folder/runtime.yaml"
 
 "$PY" -m tinker_backend serve --config "$folder/runtime.yaml" >"$folder/serve.out" 2>&1 &
@@ -35,7 +36,7 @@ trap 'kill "$server" 2>/dev/null; wait "$server" 2>/dev/null || true' EXIT
 echo "starting the server (log: $folder/logs/runtime.log)"
 for _ in $(seq 1800); do
   if grep -q '^ready on ' "$folder/serve.out"; then break; fi
-  kill -0 "$server" 2>/dev/null || { tail -20 "$folder/serve.out" "$folder/logs/runtime.log" >&2; exit 1; }
+  kill -0 "$server" 2>/dev/null || { tail -n 20 "$folder/serve.out" "$folder/logs/runtime.log" >&2; exit 1; }
   sleep 1
 done
 url=$(sed -n 's/^ready on //p' "$folder/serve.out" | head -1)

@@ -28,7 +28,7 @@ def datum(tokens: list[int]) -> Any:
 
 def round_trip(service: Any, rank: int, length: int, batch: int, samples: int) -> dict[str, float]:
     """One run: four steps, publication, samples, and the difference of logprobs."""
-    training = service.create_lora_training_client(base_model="smoke", rank=rank, seed=1)
+    training = service.create_lora_training_client(base_model="smoke", rank=rank, seed=1).result()
     data = [datum([(31 * i + 7 * j) % 480 + 5 for j in range(length)]) for i in range(batch)]
     rate = types.AdamParams(learning_rate=1e-3 if rank else 1e-5)
     losses, started = [], 0.0
@@ -42,7 +42,7 @@ def round_trip(service: Any, rank: int, length: int, batch: int, samples: int) -
     if not losses[-1] < losses[0]:
         raise SystemExit(f"FAIL: the loss does not fall with rank {rank}: {losses}")
     started = time.monotonic()
-    sampler = training.save_weights_and_get_sampling_client()
+    sampler = training.save_weights_and_get_sampling_client().result()
     prompt = list(range(10, 26))
     params = types.SamplingParams(max_tokens=length // 2, temperature=1.0, seed=5, stop=[])
     first = sampler.sample(types.ModelInput.from_ints(prompt), 1, types.SamplingParams(max_tokens=1, stop=[])).result()

@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 
-def engine(model: str, gpus: int) -> dict[str, Any]:
-    """engine.yaml for a number of GPUs; 0 is the CPU with two ranks and one replica."""
+def engine(model: str, gpus: int, width: int = 1) -> dict[str, Any]:
+    """engine.yaml for a number of GPUs, ``width`` of them a replica; 0 is the CPU with two ranks and one replica."""
     train: dict[str, Any] = {"strategy_name": "fsdp2_train", "strategy_config": {}}
     sample: dict[str, Any] = {"strategy_name": "vllm", "strategy_config": {"enforce_eager": gpus == 0}}
     content: dict[str, Any] = {
@@ -25,10 +25,14 @@ def engine(model: str, gpus: int) -> dict[str, Any]:
         train["strategy_name"] = "torch"
         sample["strategy_config"]["gpu_memory_utilization"] = 0.5
         content["actor_train"]["device_mapping"] = content["actor_infer"]["device_mapping"] = [0]
-    elif gpus:
+        return content
+    # All weights go straight from the ranks to the replicas: over NCCL, or over gloo on the CPU.
+    sample["strategy_config"]["weight_transfer"] = "broadcast"
+    if gpus:
         half = gpus // 2
         content["actor_train"]["device_mapping"] = list(range(half))
         content["actor_infer"]["device_mapping"] = list(range(half, gpus))
+        content["actor_infer"]["num_gpus_per_worker"] = width
     else:
         train["strategy_config"]["dtype"] = "float32"
         content["threads"] = 1
@@ -42,9 +46,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--gpus", type=int, required=True)
+    parser.add_argument("--width", type=int, default=1)
     parser.add_argument("--folder", type=Path, required=True)
     given = parser.parse_args()
-    (given.folder / "engine.yaml").write_text(yaml.safe_dump(engine(given.model, given.gpus), sort_keys=False))
+    (given.folder / "engine.yaml").write_text(
+        yaml.safe_dump(engine(given.model, given.gpus, given.width), sort_keys=False)
+    )
     runtime = {"backend": {"port": 0}, "runtime": {"engine": "engine.yaml", "start_timeout_seconds": 1800}}
     (given.folder / "runtime.yaml").write_text(yaml.safe_dump(runtime))
 
