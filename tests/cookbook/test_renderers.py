@@ -257,3 +257,15 @@ def test_a_tool_block_that_is_not_closed_is_a_call_that_cannot_be_read() -> None
     broken = detect_unterminated_tool_block("<t>x</t><t>y", "<t>", "</t>")
     assert broken is not None and broken.raw_text == "<t>y" and broken.error.startswith("unterminated tool block")
     assert detect_unterminated_tool_block("<t>x</t>", "<t>", "</t>") is None
+
+
+def test_texts_side_by_side_are_encoded_as_one_unless_told_otherwise(universal_tokenizer: Any) -> None:
+    parts = [renderers.TextPart(type="text", text=text) for text in ("hello ", "world")]
+    conversation = [Message(role="user", content=list(parts))]
+    merged = Qwen3_8Renderer(universal_tokenizer).build_generation_prompt(conversation).to_ints()
+    apart = (
+        Qwen3_8Renderer(universal_tokenizer, merge_text_chunks=False).build_generation_prompt(conversation).to_ints()
+    )
+    assert universal_tokenizer.decode(merged) == universal_tokenizer.decode(apart) and merged != apart
+    world = universal_tokenizer.encode("world", add_special_tokens=False)
+    assert any(apart[i : i + len(world)] == world for i in range(len(apart)))

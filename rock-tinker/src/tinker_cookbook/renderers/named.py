@@ -49,9 +49,11 @@ class VisionRenderer(NamedRenderer):
         tokenizer: Tokenizer,
         image_processor: Any | None = None,
         strip_thinking_from_history: bool = True,
+        merge_text_chunks: bool = True,
         *,
         family: Family | None = None,
     ) -> None:
+        self.merge_text_chunks = merge_text_chunks
         self._begin(tokenizer, image_processor, None if strip_thinking_from_history else True, family)
 
 
@@ -231,10 +233,12 @@ class Qwen3_8Renderer(Qwen3_5Renderer):
         tokenizer: Tokenizer,
         image_processor: Any | None = None,
         strip_thinking_from_history: bool = False,
-        *,
+        merge_text_chunks: bool = True,
         reasoning_effort: str = "xhigh",
+        *,
         family: Family | None = None,
     ) -> None:
+        self.merge_text_chunks = merge_text_chunks
         if reasoning_effort not in QWEN3_8_EFFORTS:
             raise RendererError(f"reasoning_effort={reasoning_effort!r} is unknown; use {', '.join(QWEN3_8_EFFORTS)}")
         self._begin(tokenizer, image_processor, False if strip_thinking_from_history else None, family)

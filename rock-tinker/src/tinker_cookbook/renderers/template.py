@@ -36,7 +36,13 @@ if TYPE_CHECKING:
 
 
 class TemplateRenderer(Renderer):
-    """A family of ``families.FAMILIES`` with one tokenizer."""
+    """A family of ``families.FAMILIES`` with one tokenizer.
+
+    ``merge_text_chunks``: text parts side by side are encoded as one text.
+    """
+
+    image_processor: Any | None
+    merge_text_chunks: bool = True
 
     def __init__(self, tokenizer: Tokenizer, family: Family, image_processor: Any | None = None) -> None:
         super().__init__(tokenizer)
@@ -103,7 +109,7 @@ class TemplateRenderer(Renderer):
         pieces: list[Piece] = list(body)
         for part in parts:
             if part["type"] == "text":
-                pieces.append(part["text"])
+                pieces += [part["text"]] if self.merge_text_chunks else [Break(), part["text"], Break()]
             elif part["type"] == "thinking" and style is not None:
                 # What the prompt already holds when sampling is encoded apart from what follows.
                 first = not pieces and not output and bool(style.prompt)
@@ -212,8 +218,8 @@ class TemplateRenderer(Renderer):
         content, mode = message["content"], self.family.strip
         parts = ensure_list(content)
         if mode == "strings" and isinstance(content, str) or mode == "assistant" and message["role"] == "assistant":
-            return _strip_runs(parts)
-        return _strip_runs(parts) if mode == "everything" else parts
+            return _strip_runs(parts, self.merge_text_chunks)
+        return _strip_runs(parts, self.merge_text_chunks) if mode == "everything" else parts
 
     def _end(self, role: Role) -> str:
         return self.family.ends.get(role, self.family.ends["*"])
@@ -308,18 +314,21 @@ def _keeps(style: Reasoning, message: Message, ctx: RenderContext, bare: bool) -
             return False
 
 
-def _strip_runs(parts: list[ContentPart]) -> list[ContentPart]:
-    """Parts without white space around their text, except between text and an image."""
+def _strip_runs(parts: list[ContentPart], merge: bool) -> list[ContentPart]:
+    """Parts without white space around their text, except between text and an image; texts side by side become one
+    if they are merged."""
     out: list[ContentPart] = []
     runs = [(kind, list(run)) for kind, run in groupby(parts, lambda part: part["type"])]
     for index, (kind, run) in enumerate(runs):
         if kind != "text":
             out += run
             continue
-        text = "".join(part["text"] for part in run if part["type"] == "text")
+        texts = [part["text"] for part in run if part["type"] == "text"]
+        texts = ["".join(texts)] if merge else texts
         before, after = runs[index - 1][0] if index else None, runs[index + 1][0] if index + 1 < len(runs) else None
-        text = text if before == "image" else text.lstrip()
-        out.append(TextPart(type="text", text=text if after == "image" else text.rstrip()))
+        texts[0] = texts[0] if before == "image" else texts[0].lstrip()
+        texts[-1] = texts[-1] if after == "image" else texts[-1].rstrip()
+        out += [TextPart(type="text", text=text) for text in texts]
     return out
 
 
