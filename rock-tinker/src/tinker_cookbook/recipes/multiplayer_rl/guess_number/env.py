@@ -10,8 +10,9 @@ import chz
 import numpy as np
 
 from tinker_cookbook import renderers, tokenizer_utils
+from tinker_cookbook.recipes.multiplayer_rl.game_env import GameEnv
 from tinker_cookbook.renderers import Message, get_text_content
-from tinker_cookbook.rl.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
+from tinker_cookbook.rl.message_env import MessageEnv, MessageStepResult
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
 
 MAX_TURNS = 10
@@ -70,16 +71,7 @@ class GuessNumberGroupBuilder(EnvGroupBuilder):
     largest: int = 1024
 
     async def make_envs(self) -> Sequence[Env]:
-        return [
-            EnvFromMessageEnv(
-                self.renderer,
-                GuessNumberEnv(self.answer, self.largest),
-                failed_parse_reward=0.0,
-                terminate_on_parse_error=False,
-                terminate_on_length=False,
-            )
-            for _ in range(self.num_envs)
-        ]
+        return [GameEnv(self.renderer, GuessNumberEnv(self.answer, self.largest)) for _ in range(self.num_envs)]
 
     def logging_tags(self) -> list[str]:
         return ["guess_number"]

@@ -14,8 +14,9 @@ import numpy as np
 import tinker
 from tinker_cookbook import renderers, tokenizer_utils
 from tinker_cookbook.completers import MessageCompleter, TinkerMessageCompleter
+from tinker_cookbook.recipes.multiplayer_rl.game_env import GameEnv
 from tinker_cookbook.renderers import Message, get_text_content
-from tinker_cookbook.rl.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
+from tinker_cookbook.rl.message_env import MessageEnv, MessageStepResult
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
 
 MAX_QUESTIONS = 20
@@ -74,15 +75,7 @@ class TwentyQuestionsGroupBuilder(EnvGroupBuilder):
     num_envs: int
 
     async def make_envs(self) -> Sequence[Env]:
-        return [
-            EnvFromMessageEnv(
-                self.renderer,
-                TwentyQuestionsEnv(self.word, self.answerer),
-                terminate_on_parse_error=False,
-                terminate_on_length=False,
-            )
-            for _ in range(self.num_envs)
-        ]
+        return [GameEnv(self.renderer, TwentyQuestionsEnv(self.word, self.answerer)) for _ in range(self.num_envs)]
 
     def logging_tags(self) -> list[str]:
         return ["twenty_questions"]
