@@ -166,6 +166,17 @@ def test_a_name_that_leads_nowhere_is_refused_with_what_would_do(name: str) -> N
         resolve_model(name)
 
 
+def test_a_hub_that_is_not_reached_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(*arguments: object, **options: object) -> str:
+        raise OSError("no route to the hub\nand many more lines")
+
+    monkeypatch.setattr(pytest.importorskip("huggingface_hub"), "snapshot_download", fetch)
+    with pytest.raises(ModelNotFound) as refused:
+        resolve_model("owner/model")
+    assert "(OSError: no route to the hub); give a model folder" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"holds no config\.json"):
         resolve_model(str(tmp_path))

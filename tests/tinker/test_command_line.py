@@ -91,6 +91,13 @@ def test_tables(run: Any) -> None:
     assert all(word in checkpoints for word in ("training", "12 B", "No", "2026-01-01", "Never", PATH))
 
 
+def test_a_terminal_too_narrow_for_a_table_gets_lines_with_whole_paths(run: Any) -> None:
+    lines = run("checkpoint", "list", COLUMNS="60").stdout.splitlines()
+    assert lines[0] == "1 checkpoint"
+    (path,) = [line for line in lines if line.startswith("Path ")]
+    assert path.split() == ["Path", PATH]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sent", "body"),
     [

@@ -196,8 +196,10 @@ def test_lists_get_their_type_from_the_key(datum: Any) -> None:
 
 
 def test_values_without_a_tensor_form_are_refused(datum: Any) -> None:
-    with pytest.raises(KeyError, match="other"):
+    with pytest.raises(KeyError, match="'other'.* give a numpy array"):
         datum(other=[1, 2])
+    with pytest.raises(KeyError, match="'weight'.* did you mean 'weights'"):
+        datum(weight=[1, 2])
     with pytest.raises(ValueError, match="rectangular"):
         datum(weights=[[1.0], [1.0, 2.0]])
     for value in (3, (1, 2), "x", None):

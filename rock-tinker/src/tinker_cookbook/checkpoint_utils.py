@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,11 +129,18 @@ def add_renderer_name_to_user_metadata(
     return metadata
 
 
+def _rest_client(service_client: tinker.ServiceClient) -> Any:
+    """The REST client of the same connection; its maker is deprecated, which is no news to a user of the cookbook."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return service_client.create_rest_client()
+
+
 async def get_renderer_name_from_checkpoint_async(
     service_client: tinker.ServiceClient, checkpoint_path: str
 ) -> str | None:
     """Renderer with which a checkpoint was trained; None where that is not known."""
-    rest = service_client.create_rest_client()
+    rest = _rest_client(service_client)
     try:
         run = await rest.get_training_run_by_tinker_path(checkpoint_path)
     except tinker.TinkerError as error:
@@ -403,6 +411,6 @@ class CheckpointManager:
 
     async def _delete(self, path: str) -> None:
         try:
-            await self.service_client.create_rest_client().delete_checkpoint_from_tinker_path(path)
+            await _rest_client(self.service_client).delete_checkpoint_from_tinker_path(path)
         except Exception as error:
             logger.warning("rolling checkpoint %s could not be deleted: %s", path, error)

@@ -10,6 +10,8 @@ from typing import Any
 import click
 from pydantic import BaseModel
 
+_UNBOUNDED = 100_000
+
 
 class CliError(Exception):
     """Ends the program with exit code 1; ``details`` says what to do."""
@@ -40,8 +42,9 @@ def _plain(value: Any) -> Any:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-    """A table; a path is never cut."""
+    """A table; a path is never cut. Where the terminal is too narrow for it, each row becomes lines of its own."""
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
@@ -50,7 +53,22 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))  # Text: a run id may look like markup, e.g. ":train:"
-    Console().print(table)
+    console = Console()
+    wanted = Measurement.get(console, console.options.update(max_width=_UNBOUNDED), table).maximum
+    if len(columns) > 2 and wanted > console.width:
+        _print_rows(columns, rows, title)
+    else:
+        console.print(table)
+
+
+def _print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None) -> None:
+    if title is not None:
+        click.echo(title)
+    width = max(len(column) for column in columns)
+    for row in rows:
+        click.echo()
+        for column, cell in zip(columns, row, strict=True):
+            click.echo(f"{column:{width}}  {cell}")
 
 
 def yes_no(value: bool | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import sys
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -85,6 +86,10 @@ def _to_tensor_data(key: str, value: Any) -> TensorData:
 
 
 def _from_list(key: str, value: list[Any]) -> TensorData:
+    if key not in _KEY_DTYPES:
+        near = difflib.get_close_matches(key, _KEY_DTYPES, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "give a numpy array, a torch tensor or TensorData"
+        raise KeyError(f"the type of the list loss_fn_inputs[{key!r}] is not known; {hint}")
     dtype = _KEY_DTYPES[key]
     try:
         array = np.asarray(value, dtype=np.float32 if dtype == "float32" else np.int64)

@@ -58,7 +58,8 @@ def _fetch(name: str, hub: Hub) -> Path:
     except ImportError as error:
         raise ModelNotFound(f"pretrain {name!r}: model_download_type {hub} needs a package: {error}") from error
     except Exception as error:
+        why = (str(error).splitlines() or [""])[0]
         raise ModelNotFound(
-            f"pretrain {name!r}: neither a folder nor reachable at {hub} ({type(error).__name__}: {error}); "
+            f"pretrain {name!r}: neither a folder nor reachable at {hub} ({type(error).__name__}: {why}); "
             f"give a model folder, or {smollm2.NAME!r}"
         ) from error
