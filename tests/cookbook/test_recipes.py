@@ -226,7 +226,7 @@ def test_runs_are_listed_with_their_status(tmp_path: Path) -> None:
     (folder / "metrics.jsonl").write_text('{"step": 3, "x": 0.5}\n')
     (folder / "checkpoints.jsonl").write_text('{"name": "final", "final": true}\n')
     shown = CliRunner().invoke(cli.main, ["runs", str(tmp_path), "--metric", "x"]).output
-    assert "finished" in shown and "step 3" in shown and "x=0.5" in shown
+    assert "completed" in shown and "step 3" in shown and "x=0.5" in shown
 
 
 @pytest.mark.parametrize(
