@@ -4,6 +4,7 @@ reason."""
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import re
 import subprocess
@@ -18,75 +19,10 @@ from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.sandbox import SandboxBackend
 
 ROOT = Path(__file__).parents[2]
-SURFACE = Path(__file__).parent / "data" / "surface.txt"
+FACTS = Path(__file__).parent / "data" / "facts.txt"
 RECIPE_SETTINGS = Path(__file__).parent / "data" / "recipe_settings.txt"
 DIFFERENCES = ROOT / "docs" / "cookbook" / "differences.md"
 PACKAGE = ROOT / "rock-tinker" / "src" / "tinker_cookbook"
-# Folders of the list whose modules are laid out anew or left out as a whole; the page says so.
-LEFT_OUT = (
-    "audio_processing_utils",
-    "capture/",
-    "inference/",
-    "scripts/",
-    "third_party/",
-    "xmux/",
-    "weights/_",
-    "eval/benchmarks/",
-    "eval/custom_",
-    "eval/inspect_",
-    "eval/run_inspect",
-    "sandbox/modal_sandbox",
-    "stores/_incremental",
-    "utils/deprecation",
-    "renderers/deepseek",
-    "renderers/glm",
-    "renderers/gpt_oss",
-    "renderers/kimi",
-    "renderers/llama3",
-    "renderers/nemotron3",
-    "renderers/qwen3",
-    "renderers/role_colon",
-    "renderers/testing_utils",
-    "renderers/tml",
-    "_version",
-)
-
-
-def missing_of(module: str, line: str) -> list[str]:
-    """Names of one line of the list that the module lacks."""
-    target: Any = importlib.import_module("tinker_cookbook." + module.replace("/", ".").removesuffix(".__init__"))
-    declared = re.match(r"class (\w+)\(.*?\) fields\[(.*?)\] methods\[(.*?)\]", line)
-    if declared:
-        found = getattr(target, declared.group(1), None)
-        if found is None:
-            return [declared.group(1)]
-        names = set(dir(found)) | set(inspect.signature(found.__init__).parameters)
-        for base in found.__mro__:
-            names |= set(getattr(base, "__annotations__", {})) | set(getattr(base, "__chz_fields__", {}))
-        if "str" in {base.__name__ for base in found.__mro__}:
-            names |= set(vars(found))
-        wanted = [name for name in f"{declared.group(2)},{declared.group(3)}".split(",") if name]
-        return [f"{declared.group(1)}.{name}" for name in wanted if name not in names]
-    function = re.match(r"(?:async )?(\w+)\((.*)\)$", line)
-    if not function:
-        return []
-    found = getattr(target, function.group(1), None)
-    if found is None:
-        return [function.group(1)]
-    wanted = [name.strip().lstrip("*") for name in function.group(2).split(",") if name.strip() not in ("", "*")]
-    have = list(inspect.signature(found).parameters)
-    return [f"{function.group(1)}({name})" for name in wanted if name not in have]
-
-
-def all_missing() -> set[tuple[str, str]]:
-    module, out = "", set()
-    for raw in SURFACE.read_text().splitlines():
-        heading = re.match(r"## (\S+)\.py", raw)
-        if heading:
-            module = heading.group(1)
-        elif raw.strip() and not module.startswith(LEFT_OUT):
-            out |= {(module, name) for name in missing_of(module, raw.strip())}
-    return out
 
 
 def section(title: str) -> str:
@@ -99,8 +35,45 @@ def listed(title: str) -> set[tuple[str, str]]:
     return {(module, name) for module, names in rows for name in re.findall(r"`([^`]+)`", names)}
 
 
-def test_every_missing_name_is_listed_with_a_reason_and_nothing_else_is() -> None:
-    assert all_missing() == listed("Names")
+@pytest.fixture(scope="module")
+def facts() -> Any:
+    """``surface_facts``, the file beside this one, which has no package around it."""
+    spec = importlib.util.spec_from_file_location("surface_facts", Path(__file__).parent / "surface_facts.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_is_missing_or_called_in_another_way_is_listed_with_a_reason_and_nothing_else_is(facts: Any) -> None:
+    theirs = facts.read(FACTS)
+    assert sum(len(rows) for rows in theirs.values()) > 1100
+    missing, changed = facts.compare(theirs, facts.facts_here(theirs))
+    assert missing == {(module.replace("/", "."), name) for module, name in listed("Names")}
+    assert changed == {(module.replace("/", "."), name) for module, name in listed("Signatures")}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "missing", "changed"),
+    [
+        ("function | a | b = 1", "function | a | b = 1 | c = 2", set(), set()),
+        ("function | a | b = 1", "function | a | b = 2", set(), {"f(b)"}),
+        ("function | a | b = 1", "function | b = 1 | a", set(), {"f(a)", "f(b)"}),
+        ("function | a | b = 1", "function | a | *b = 1", set(), {"f(b)"}),
+        ("function | a", "function | a | c", set(), {"f(c)"}),
+        ("function | a | b = 1", "function | a", {"f(b)"}, set()),
+        ("async function | a", "function | a", set(), {"f"}),
+        ("function | a | args rest | kwargs more", "function | a", set(), set()),
+        ("function | *a | kwargs more", "function | *a", {"f(more)"}, set()),
+        ("constant | 1", "constant | 2", set(), {"f"}),
+        ("class | A | B", "class | A", set(), {"f(B)"}),
+    ],
+)
+def test_the_comparison_sees_what_would_break_a_caller(
+    facts: Any, theirs: str, mine: str, missing: set[str], changed: set[str]
+) -> None:
+    found = facts.compare({"m": {"f": theirs.split(" | ")}}, {"m": {"f": mine.split(" | ")}})
+    assert found == ({("m", name) for name in missing}, {("m", name) for name in changed})
 
 
 def split_settings(text: str) -> list[tuple[str, str]]:

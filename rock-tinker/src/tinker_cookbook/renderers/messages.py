@@ -66,7 +66,7 @@ class AudioPart(TypedDict):
 
     type: Literal["audio"]
     audio: bytes | str
-    format: str
+    format: NotRequired[str]
     num_frames: NotRequired[int]
     sample_rate: NotRequired[int]
 
