@@ -8,7 +8,6 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,15 +40,6 @@ EXPECTED = [
 ]
 
 
-# Not timed on one core yet, so CI leaves them out.
-NIGHTLY = {"304", "501", "502", "503"}
-
-
-def notebook(path: Path) -> Any:
-    """A parameter for one notebook."""
-    return pytest.param(path, id=path.stem, marks=[pytest.mark.nightly] if path.name[:3] in NIGHTLY else [])
-
-
 def run_notebook(path: Path, environment: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(path)], env=environment, cwd=folder, capture_output=True, text=True, timeout=200
@@ -71,7 +61,7 @@ def test_marimo_finds_no_fault_in_the_notebooks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("path", [notebook(path) for path in NOTEBOOKS])
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_notebook_runs_from_top_to_bottom(
     path: Path, tutorial_environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
