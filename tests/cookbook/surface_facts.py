@@ -72,6 +72,8 @@ def shown(value: Any) -> str:
         return "<sentinel>"
     if is_missing(value) or type(value).__name__ in ("Factory", "_HAS_DEFAULT_FACTORY_CLASS"):
         return "<factory>"
+    if dataclasses.is_dataclass(value) and value == type(value)():
+        return f"{type(value).__name__}()"
     return re.sub(r"\b[\w.]+\.(\w+\()", r"\1", re.sub(r" at 0x[0-9a-f]+", "", repr(value))).replace(" | ", "|")
 
 
@@ -171,7 +173,12 @@ def facts_of_module(module: ModuleType, everything: bool) -> dict[str, list[str]
         if name.startswith("_") or name in ("annotations", "logger", "TYPE_CHECKING") or inspect.ismodule(value):
             continue
         if inspect.isclass(value) or inspect.isfunction(value):
-            here = value.__module__ == module.__name__ or everything and is_ours(value)
+            private = any(part.startswith("_") for part in value.__module__.split("."))
+            here = (
+                value.__module__ == module.__name__
+                or is_ours(value)
+                and (everything or private and hasattr(module, "__path__"))
+            )
             if here and inspect.isclass(value):
                 facts |= facts_of_class(name, value)
             elif here:

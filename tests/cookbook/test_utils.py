@@ -1,4 +1,4 @@
-"""Reports, spans, loggers, costs, deprecated names, checkpoint records and images."""
+"""Reports, spans, loggers, costs, deprecated names, checkpoint records, images and model cards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from tinker_cookbook import weights
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
+from tinker_cookbook.exceptions import WeightsNotFoundError
 from tinker_cookbook.stores import TrainingRunStore
 from tinker_cookbook.utils import cost_estimation, deprecation, logtree, misc_utils, ml_log, trace
 from tinker_cookbook.utils.cost_estimation import CostTracker, TokenCostRates, TokenUsage
@@ -262,3 +264,21 @@ def test_an_image_becomes_a_data_uri(tmp_path: Path) -> None:
     assert image_processing_utils.resize_image(image, 4).size == (4, 2)
     with pytest.raises(ValueError, match="not fetched"):
         image_processing_utils.image_to_data_uri("https://images.example/x.png")
+
+
+def test_a_model_card_is_an_object_of_the_hubs_library(tmp_path: Path) -> None:
+    config = weights.ModelCardConfig(base_model="org/base", tags=["mine"], license="mit")
+    card = weights.generate_model_card(config=config)
+    card.save(tmp_path / "README.md")
+    assert card.data.base_model == "org/base" and card.data.tags == ["mine", "tinker"] and card.data.license == "mit"
+    assert str(card) == (tmp_path / "README.md").read_text() and "# org/base" in str(card)
+    assert "# tuned" in str(weights.generate_model_card(config=config, repo_id="me/tuned"))
+
+
+def test_weights_that_are_not_there_are_a_missing_file_too(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="is no folder"):
+        weights.publish_to_hf_hub(model_path=str(tmp_path / "none"), repo_id="me/tuned")
+    with pytest.raises(WeightsNotFoundError, match="adapter_model.safetensors is missing"):
+        weights.build_lora_adapter(
+            base_model=str(tmp_path), adapter_path=str(tmp_path), output_path=str(tmp_path / "out")
+        )

@@ -73,6 +73,10 @@ class WeightsMergeError(WeightsError, ValueError):
     """An adapter does not fit its base model."""
 
 
+class WeightsNotFoundError(WeightsError, ValueError, FileNotFoundError):
+    """A folder or file of weights is not there."""
+
+
 class WeightsAdapterError(WeightsError, ValueError):
     """An adapter folder is incomplete or of an unknown form."""
 
@@ -119,4 +123,5 @@ __all__ = [
     "WeightsDownloadError",
     "WeightsError",
     "WeightsMergeError",
+    "WeightsNotFoundError",
 ]

@@ -98,8 +98,8 @@ class EvalStore:
     def finalize_run(self, run_id: str) -> RunMetadata:
         """Write the scores of its benchmarks that have a result into the description of the run. Raises FileNotFoundError."""
         run = self.read_run(run_id)
-        results = {name: self.read_result(run_id, name) for name in run.benchmarks}
-        run.scores = {name: result.score for name, result in results.items() if result is not None}
+        results = {name: self._read(self._run_path(run_id, name, _RESULT)) for name in run.benchmarks}
+        run.scores = {name: row["score"] for name, row in results.items() if row is not None}
         self._write(self._run_path(run_id, _METADATA), run.to_dict())
         return run
 

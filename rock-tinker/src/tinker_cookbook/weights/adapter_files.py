@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinker_cookbook.exceptions import WeightsAdapterError
+from tinker_cookbook.exceptions import WeightsAdapterError, WeightsNotFoundError
 
 if TYPE_CHECKING:
     import torch
@@ -42,14 +42,15 @@ def read_adapter(folder: str | Path) -> Adapter:
     """Read an adapter folder. ``model.unembed_tokens`` becomes ``lm_head``.
 
     Raises:
-        WeightsAdapterError: a file is missing, a factor has no partner, or a name is not understood.
+        WeightsNotFoundError: a file is missing.
+        WeightsAdapterError: a factor has no partner, or a name is not understood.
     """
     from safetensors.torch import load_file
 
     path = Path(folder)
     for name in (WEIGHTS, CONFIG):
         if not (path / name).is_file():
-            raise WeightsAdapterError(f"adapter_path={folder}: {name} is missing")
+            raise WeightsNotFoundError(f"adapter_path={folder}: {name} is missing")
     config: dict[str, Any] = json.loads((path / CONFIG).read_text())
     if "lora_alpha" not in config or "r" not in config:
         raise WeightsAdapterError(f"{path / CONFIG} needs the fields 'lora_alpha' and 'r'")

@@ -31,7 +31,7 @@ def build_hf_model(
     dequantize: bool = False,
     quantize: str | None = None,
     serving_format: str | None = None,
-    device: str = "cpu",
+    device: str | None = None,
 ) -> str:
     """Write a Hugging Face model folder with the adapter merged in. Returns the folder.
 
@@ -64,7 +64,7 @@ def build_hf_model(
     out.mkdir(parents=True, exist_ok=True)
     try:
         for shard in _shards(source):
-            tensors = load_file(str(shard), device=device)
+            tensors = load_file(str(shard), device=device or "cpu")
             if untie:
                 for key in [key for key in tensors if key.endswith(_EMBEDDING)]:
                     tensors[_HEAD] = tensors[key].clone()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tinker_cookbook.exceptions import WeightsError
+from tinker_cookbook.exceptions import WeightsNotFoundError
 from tinker_cookbook.weights.model_card import ModelCardConfig, generate_model_card
 
 
@@ -19,16 +19,16 @@ def publish_to_hf_hub(
     """Create the repository if needed and upload the folder. Returns its URL.
 
     Raises:
-        WeightsError: the folder does not exist.
+        WeightsNotFoundError: the folder does not exist.
     """
     from huggingface_hub import HfApi
 
     folder = Path(model_path)
     if not folder.is_dir():
-        raise WeightsError(f"model_path={model_path!r} is no folder")
+        raise WeightsNotFoundError(f"model_path={model_path!r} is no folder")
     if model_card is not None:
         card = generate_model_card(config=model_card, repo_id=repo_id, model_path=model_path)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        card.save(folder / "README.md")
     api = HfApi(token=token)
     url = api.create_repo(repo_id, private=private, exist_ok=True)
     api.upload_folder(folder_path=str(folder), repo_id=repo_id)

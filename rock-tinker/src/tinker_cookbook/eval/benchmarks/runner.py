@@ -34,13 +34,14 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 
 logger = logging.getLogger(__name__)
 _SUMMARY = "summary.json"
+_DEFAULT = BenchmarkConfig()
 
 
 async def run_benchmark(
     benchmark: BenchmarkBuilder | str,
     sampling_client: tinker.SamplingClient,
     renderer: Renderer,
-    config: BenchmarkConfig | None = None,
+    config: BenchmarkConfig | None = _DEFAULT,
 ) -> BenchmarkResult:
     """Run one benchmark, by name or as it is. With ``save_dir``, attempts that are stored there are not made again."""
     config = config or BenchmarkConfig()
@@ -80,7 +81,7 @@ async def run_benchmarks(
     names: Sequence[str],
     sampling_client: tinker.SamplingClient,
     renderer: Renderer,
-    config: BenchmarkConfig | None = None,
+    config: BenchmarkConfig | None = _DEFAULT,
     parallel: bool = True,
 ) -> dict[str, BenchmarkResult]:
     """Run several benchmarks, at once or one after another. With ``save_dir``, ``summary.json`` has all results."""
