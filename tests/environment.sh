@@ -16,6 +16,8 @@ say() { printf '[%s] %s\n' "$(date +%H:%M:%S)" "$*"; }
 
 test_environment() {
   local cache=${TINKER_TEST_CACHE:-$HOME/.cache/tinker-tests}
+  need_python TINKER_PYTHON 3.11 3.12 3.13
+  need_python TINKER_HARBOR_PYTHON 3.12 3.13
   mkdir -p "$cache"
   exec 9>"$cache/.lock" && flock 9
   system_packages
