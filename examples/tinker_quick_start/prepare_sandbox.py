@@ -60,8 +60,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         manifest = prepare(options)
-    except (PreparationError, OSError) as error:
+    except PreparationError as error:
         print(f"prepare_sandbox.py: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"prepare_sandbox.py: {error.filename or options.task}: {error.strerror or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("prepare_sandbox.py: interrupted; run it again to go on", file=sys.stderr)
@@ -82,6 +85,7 @@ def prepare(options: argparse.Namespace) -> dict[str, Any]:
     if not TASK_ID.fullmatch(options.task_id):
         raise PreparationError(f"--task-id {options.task_id!r} is no task id; give one like sympy__sympy-19637")
     check_wheel(options.wheel)
+    check_writable(options.task)
     manifest_file: Path = options.task / "sandbox-preparation" / "manifest.json"
     known = read_manifest(manifest_file)
     target: Path = options.task / "assets" / "harbor-tasks" / options.task_id
@@ -198,6 +202,16 @@ def check_wheel(wheel: Path) -> None:
         raise PreparationError(f"--wheel {wheel} is broken ({error}); run setup.sh control again") from error
     if any(name.startswith("tinker") for name in names):
         raise PreparationError(f"--wheel {wheel} holds Tinker modules; build it with setup.sh control")
+
+
+def check_writable(folder: Path) -> None:
+    """Raises PreparationError unless the work folder is there, or can be made, and can be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PreparationError(f"--task {folder} cannot be made ({error.strerror}); choose another folder") from error
+    if not os.access(folder, os.W_OK):
+        raise PreparationError(f"--task {folder} cannot be written; choose another folder")
 
 
 def image(options: argparse.Namespace, known: dict[str, Any]) -> dict[str, Any]:

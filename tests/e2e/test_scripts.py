@@ -300,6 +300,7 @@ def test_a_public_task_is_fetched_alone_from_its_git_commit(run_script, work_fol
         (["--task-id", "a b"], "is no task id"),
         (["--source", "/nowhere"], "no folder that holds"),
         (["--wheel", "/nowhere/x.whl"], "is no rl_rock wheel"),
+        (["--task", "/proc/nowhere"], "--task /proc/nowhere cannot be made"),
     ],
 )
 def test_prepare_sandbox_refuses_a_wrong_value(run_script, work_folder, tmp_path, options, sentence):
