@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import inspect
 import re
@@ -365,6 +366,18 @@ def test_names() -> None:
 def test_versions() -> None:
     assert (tinker.__version__, tinker.__title__) == ("0.38.0", "tinker")
     assert tinker.__wheel_version__ == importlib.metadata.version("rock-tinker")
+
+
+def test_clients_and_futures_have_their_long_names() -> None:
+    from tinker.lib import public_interfaces
+    from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
+
+    for name in sorted(set(public_interfaces.__all__) - {"AwaitableConcurrentFuture"}):
+        assert getattr(public_interfaces, name) is getattr(tinker, name)
+    assert issubclass(AwaitableConcurrentFuture, tinker.APIFuture)
+    for module in ("service", "training", "sampling", "rest", "admin"):
+        found = importlib.import_module(f"tinker.lib.public_interfaces.{module}_client")
+        assert getattr(found, f"{module.title()}Client") is getattr(tinker, f"{module.title()}Client")
 
 
 def test_retry_config_defaults() -> None:

@@ -1,0 +1,5 @@
+"""Losses of one's own."""
+
+from ..._loss_handle import LossHandle, PerDatumLossFn
+
+__all__ = ["LossHandle", "PerDatumLossFn"]

@@ -1,0 +1,5 @@
+"""The client of samples."""
+
+from ..._sampling import SamplingClient
+
+__all__ = ["SamplingClient"]

@@ -1,0 +1,5 @@
+"""The client that makes the others."""
+
+from ..._service import ServiceClient
+
+__all__ = ["ServiceClient"]

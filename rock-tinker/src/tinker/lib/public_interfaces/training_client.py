@@ -1,0 +1,5 @@
+"""The client of a training run."""
+
+from ..._training import TrainingClient
+
+__all__ = ["TrainingClient"]
