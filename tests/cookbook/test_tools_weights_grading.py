@@ -234,3 +234,46 @@ def test_gsm8k_and_choices_are_read_from_tricky_texts() -> None:
 def test_pass_at_k_equals_the_chance_of_a_draw() -> None:
     assert pass_at_k(4, 1, 1) == pytest.approx(0.25) and pass_at_k(4, 1, 2) == pytest.approx(0.5)
     assert pass_at_k(4, 0, 4) == 0 and pass_at_k(4, 4, 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "same"),
+    [
+        ("2x", "x*2", True),
+        ("x^2+2x+1", "(x+1)^2", True),
+        ("3\\sqrt{2}", "\\sqrt{18}", True),
+        ("-x^2", "-(x^2)", True),
+        ("2\\pi", "\\pi*2", True),
+        ("(x+1)^{100}", "(1+x)^{100}", True),
+        ("x^2+1", "(x+1)^2", False),
+        ("9^{9^{9}}", "3", False),
+        ("9**9**9**9", "1", False),
+        ("((9^99)^99)^99", "(1)", False),
+        ("10^{10^{10}}", "(5)", False),
+    ],
+)
+def test_expressions_are_compared_within_limits(given: str, expected: str, same: bool) -> None:
+    pytest.importorskip("sympy")
+    from tinker_cookbook.eval.benchmarks.grading import same_answer
+
+    assert same_answer(given, expected) is same
+
+
+def test_an_answer_is_never_evaluated_as_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sympy")
+    from tinker_cookbook.eval.benchmarks.grading import same_answer
+
+    monkeypatch.chdir(tmp_path)
+    written = "+".join(f"chr({ord(letter)})" for letter in "open('f','w')")
+    for attack in (
+        f"exec({written})",
+        "exit()",
+        "eval(chr(49)+chr(49))",
+        "print(1)",
+        "input()",
+        "open(chr(102),chr(119))",
+    ):
+        assert same_answer(attack, "(1)") is False
+    assert not list(tmp_path.iterdir())
