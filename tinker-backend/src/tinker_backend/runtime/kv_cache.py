@@ -58,7 +58,8 @@ def new_kv(
     count = math.prod(shape)
     if device.type != "cpu" or count * dtype.itemsize < _OWN_MAPPING_BYTES:
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype, count=count).view(shape)
+    mapping = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(mapping, dtype=dtype, count=count).view(shape)
 
 
 def bytes_per_token(architecture: Architecture, dtype: torch.dtype) -> int:
