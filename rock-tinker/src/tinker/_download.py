@@ -42,7 +42,12 @@ def folder_name(tinker_path: str) -> str:
 
 
 def download_checkpoint(
-    tinker_path: str, destination: Path, *, force: bool = False, progress: Progress | None = None
+    tinker_path: str,
+    destination: Path,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    base_url: str | None = None,
 ) -> Download:
     """Write the files of a checkpoint into the folder ``destination``, all or none.
 
@@ -58,37 +63,37 @@ def download_checkpoint(
         raise TinkerError(f"{destination} exists already; remove it, choose another folder, or pass --force")
     if destination.exists() and not destination.is_dir():
         raise TinkerError(f"{destination} exists and is not a folder")
-    urls = _sampler_files(parsed) if parsed.checkpoint_type == "sampler" else None
+    urls = _sampler_files(parsed, base_url) if parsed.checkpoint_type == "sampler" else None
     if urls is not None:
-        return Download(tinker_path, destination, _fetch_all(urls, destination, progress))
-    with _external(parsed) as external_path:
-        urls = RestClient().get_external_weights_urls(external_path).result().urls
+        return Download(tinker_path, destination, _fetch_all(urls, destination, progress, base_url))
+    with _external(parsed, base_url) as external_path:
+        urls = RestClient(base_url=base_url).get_external_weights_urls(external_path).result().urls
         if not urls:
             raise TinkerError(f"the server lists no files for {external_path}")
-        size = _fetch_all(urls, destination, progress)
+        size = _fetch_all(urls, destination, progress, base_url)
     return Download(tinker_path, destination, size)
 
 
-def _sampler_files(parsed: ParsedCheckpointTinkerPath) -> dict[str, str] | None:
+def _sampler_files(parsed: ParsedCheckpointTinkerPath, base_url: str | None) -> dict[str, str] | None:
     """Links to the files of a sampler checkpoint; None where the server gives them for external checkpoints only."""
     try:
-        return RestClient()._file_urls(parsed).result().urls or None
+        return RestClient(base_url=base_url)._file_urls(parsed).result().urls or None
     except BadRequestError:
         return None
 
 
 @contextmanager
-def _external(parsed: ParsedCheckpointTinkerPath) -> Iterator[str]:
+def _external(parsed: ParsedCheckpointTinkerPath, base_url: str | None) -> Iterator[str]:
     if parsed.checkpoint_type == "external":
         yield parsed.tinker_path
         return
-    with ServiceClient(display_name="checkpoint download") as service:
+    with ServiceClient(base_url=base_url, display_name="checkpoint download") as service:
         training = service.create_training_client_from_state(parsed.tinker_path).result()
         saved = training.save_weights_external("download", ttl_seconds=_TEMPORARY_TTL_SECONDS).result()
         try:
             yield saved.path
         finally:
-            RestClient().delete_checkpoint_from_tinker_path(saved.path).result()
+            RestClient(base_url=base_url).delete_checkpoint_from_tinker_path(saved.path).result()
 
 
 def safe_relative_path(name: str) -> PurePosixPath:
@@ -102,7 +107,7 @@ def safe_relative_path(name: str) -> PurePosixPath:
     return path
 
 
-def _fetch_all(urls: dict[str, str], destination: Path, progress: Progress | None) -> int:
+def _fetch_all(urls: dict[str, str], destination: Path, progress: Progress | None, base_url: str | None) -> int:
     """Fetch into a temporary folder beside the destination and put it in place when complete."""
     files = {safe_relative_path(name): url for name, url in urls.items()}
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -111,16 +116,18 @@ def _fetch_all(urls: dict[str, str], destination: Path, progress: Progress | Non
         size = 0
         with httpx.Client(timeout=_TIMEOUT, follow_redirects=True) as client:
             for name, url in files.items():
-                size += _fetch(client, url, staging / name, str(name), progress)
+                size += _fetch(client, _addressed(url, base_url), staging / name, str(name), progress)
         _put_in_place(staging, destination)
         return size
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _fetch(client: httpx.Client, url: str, target: Path, name: str, progress: Progress | None) -> int:
+def _fetch(
+    client: httpx.Client, address: tuple[str, dict[str, str]], target: Path, name: str, progress: Progress | None
+) -> int:
     target.parent.mkdir(parents=True, exist_ok=True)
-    url, headers = _addressed(url)
+    url, headers = address
     written = 0
     try:
         with client.stream("GET", url, headers=headers) as response:
@@ -144,9 +151,9 @@ def _fetch(client: httpx.Client, url: str, target: Path, name: str, progress: Pr
     return written
 
 
-def _addressed(url: str) -> tuple[str, dict[str, str]]:
+def _addressed(url: str, base_url: str | None) -> tuple[str, dict[str, str]]:
     """The full address; the credential goes along to the Tinker server itself and to nobody else."""
-    holder = shared_holder(None, None)
+    holder = shared_holder(base_url, None)
     url = urljoin(f"{holder.base_url}/", url)
     theirs, ours = urlsplit(url), urlsplit(holder.base_url)
     if theirs.scheme not in ("http", "https"):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import WeightsAdapterError, WeightsNotFoundError
+from tinker_cookbook.tokenizer_utils import find_local_folder
 
 if TYPE_CHECKING:
     import torch
@@ -77,10 +79,10 @@ def read_adapter(folder: str | Path) -> Adapter:
 
 
 def resolve_model_dir(base_model: str) -> Path:
-    """Folder of a base model: a local path, or a snapshot from the hub."""
-    path = Path(base_model).expanduser()
-    if path.is_dir():
-        return path
+    """Folder of a base model: a local path, a model of the local cache, or a snapshot from the hub."""
+    local = find_local_folder(os.path.expanduser(base_model))
+    if local is not None:
+        return Path(local)
     from huggingface_hub import snapshot_download
 
     try:
