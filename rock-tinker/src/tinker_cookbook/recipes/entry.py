@@ -33,7 +33,9 @@ def faults_in_one_line() -> Iterator[None]:
     except (ConfigurationError, DataError, RendererError) as error:
         sys.exit(f"refused: {error}")
     except tinker.APIConnectionError as error:
-        sys.exit(f"no answer from the server: {str(error).rstrip('.')}. Start one (tinker-backend serve), and set TINKER_BASE_URL.")
+        sys.exit(
+            f"no answer from the server: {str(error).rstrip('.')}. Start one (tinker-backend serve), and set TINKER_BASE_URL."
+        )
 
 
 def run(main: Callable[[Any], Any]) -> None:
