@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rock.errors import SandboxError, SandboxStartError
 from rock.runtime.local import Bind, Limits, LocalRoot, NamespaceSandbox, SandboxSpec
+from rock.runtime.local.keeper import remove_run
 
 pytestmark = pytest.mark.namespaces
 MakeSandbox = Callable[..., Awaitable[NamespaceSandbox]]
@@ -212,6 +214,29 @@ def test_a_killed_owner_or_keeper_leaves_no_process_group_or_file(local_root: Lo
     assert list((local_root.folder / "run").iterdir()) == []
     left = [path for path in Path("/sys/fs/cgroup").glob("*/**/rock-orphan") if path.is_dir()]
     assert left == []
+
+
+def test_a_removal_that_is_interrupted_is_finished_by_the_next_sweep(
+    local_root: LocalRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = local_root.run_folder("half")
+    (run / "disk").mkdir(parents=True)
+    for name in ("lock", "a", "z", "disk/b"):
+        (run / name).write_text("")
+    unlink, removed = os.unlink, []
+
+    def cut_off(path: Any, **where: Any) -> None:
+        if len(removed) == 2:
+            raise KeyboardInterrupt
+        removed.append(path)
+        unlink(path, **where)
+
+    monkeypatch.setattr(os, "unlink", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        remove_run(run)
+    monkeypatch.undo()
+    assert (run / "lock").exists() and len(removed) == 2
+    assert local_root.sweep() == ["half"] and not run.exists()
 
 
 NESTED = """

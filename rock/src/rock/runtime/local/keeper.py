@@ -163,11 +163,22 @@ class Keeper:
             self.stager_pid = 0
         self.cgroup.remove()
         if not self.spec.keep:
-            remove_tree(self.run)
+            remove_run(self.run)
+
+
+def remove_run(run: Path) -> None:
+    """Removes a run folder, its lock last: if this is interrupted, the free lock tells that the rest is a leftover."""
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(run)):
+            if entry.is_dir(follow_symlinks=False):
+                remove_tree(Path(entry.path))
+            elif entry.name != "lock":
+                os.unlink(entry.path)
+    remove_tree(run)
 
 
 def remove_tree(folder: Path) -> None:
-    """Removes a run folder, also where the sandbox left folders without permissions."""
+    """Removes a folder, also where the sandbox left folders without permissions."""
     if os.geteuid() != 0:
         pending = [str(folder)]
         while pending:

@@ -18,7 +18,7 @@ from typing import Any
 from rock.runtime.local import hostbase
 from rock.runtime.local.cgroups import sweep as sweep_cgroups
 from rock.runtime.local.identity import initial_user_namespace
-from rock.runtime.local.keeper import remove_tree
+from rock.runtime.local.keeper import remove_run, remove_tree
 from rock.runtime.local.spec import Bind, SandboxSpec
 from rock.runtime.local.stage import mount_points
 
@@ -69,7 +69,7 @@ class LocalRoot:
         try:
             return self._fill(run, spec)
         except BaseException:
-            remove_tree(run)
+            remove_run(run)
             raise
 
     def _fill(self, run: Path, spec: SandboxSpec) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class LocalRoot:
         run = self.run_folder(sandbox_id)
         if not run.is_dir() or not _unlocked(run / "lock"):
             return False
-        remove_tree(run)
+        remove_run(run)
         return True
 
     def sweep(self, only: set[str] | None = None) -> list[str]:
