@@ -94,6 +94,7 @@ class VllmReplica:
                 **engine,
             )
         )
+        await self._engine.collective_rpc("end_with", args=(os.getpid(),))
         if blank:
             await self._blank_last_slot(engine["max_loras"])
         return os.getpid()
