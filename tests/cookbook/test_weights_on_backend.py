@@ -8,6 +8,7 @@ import pytest
 from recipe_backend import RecipeBackend
 
 import tinker
+from tinker_cookbook.exceptions import WeightsDownloadError
 from tinker_cookbook.weights import download
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -26,3 +27,10 @@ def test_sampler_and_training_checkpoints_are_downloaded_beside_other_files(
         files = {file.name for file in tmp_path.iterdir()}
         assert files == {"notes.txt", "adapter_config.json", "adapter_model.safetensors"}
         (tmp_path / "adapter_model.safetensors").unlink()
+
+
+def test_what_is_no_path_of_a_checkpoint_is_refused(recipe_backend: RecipeBackend, tmp_path: Path) -> None:
+    for path in ("nonsense", "tinker://run/nothing/x", "tinker://run/weights/x"):
+        with pytest.raises(WeightsDownloadError, match=path):
+            download(tinker_path=path, output_dir=str(tmp_path), base_url=recipe_backend.url)
+    assert not list(tmp_path.iterdir())
