@@ -45,6 +45,35 @@ class Recipe:
         return [row[key] for row in self.metrics if key in row]
 
 
+COOKBOOK_TESTS = HERE.parents[1] / "cookbook"
+
+
+@pytest.fixture(scope="module")
+def observed(cookbook_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Any]]:
+    """What a script of tests/cookbook observes of the official cookbook, and of this one."""
+
+    def observe(script: str) -> tuple[Any, Any]:
+        folder = tmp_path_factory.mktemp("observations")
+        given = {key: value for key, value in os.environ.items() if not key.startswith("TINKER_")}
+        given["HF_HUB_OFFLINE"] = "1"
+        runs = {
+            "theirs": (
+                str(cookbook_environment / "bin/python"),
+                given | {"PYTHONPATH": str(cookbook_environment / "source")},
+            ),
+            "ours": (sys.executable, given),
+        }
+        for label, (python, environment) in runs.items():
+            words = [str(COOKBOOK_TESTS / script), str(COOKBOOK_TESTS / "data" / "tokenizer"), str(folder / label)]
+            command = [python, "-W", "ignore", *words]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=560, cwd=folder)
+            assert done.returncode == 0, done.stderr[-2000:]
+        theirs, ours = (json.loads((folder / label).read_text()) for label in runs)
+        return theirs, ours
+
+    return observe
+
+
 @pytest.fixture(scope="session")
 def cookbook_environment() -> Path:
     """Folder of the environment; skips the tests when it cannot be made."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +23,9 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def judgements(cookbook_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+def judgements(observed: Callable[[str], tuple[Any, Any]]) -> tuple[Any, Any]:
     """Judgements of the official cookbook and of this one."""
-    folder = tmp_path_factory.mktemp("judgements")
-    given = {key: value for key, value in os.environ.items() if not key.startswith("TINKER_")} | {"HF_HUB_OFFLINE": "1"}
-    runs = {
-        "theirs": (
-            str(cookbook_environment / "bin/python"),
-            given | {"PYTHONPATH": str(cookbook_environment / "source")},
-        ),
-        "ours": (sys.executable, given),
-    }
-    for label, (python, environment) in runs.items():
-        script, tokenizer = COOKBOOK / "grader_observations.py", COOKBOOK / "data" / "tokenizer"
-        command = [python, "-W", "ignore", str(script), str(tokenizer), str(folder / label)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=560, cwd=folder)
-        assert done.returncode == 0, done.stderr[-2000:]
-    theirs, ours = (json.loads((folder / label).read_text()) for label in runs)
-    return theirs, ours
+    return observed("grader_observations.py")
 
 
 def meant(observation: str, theirs: Any, ours: Any) -> bool:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import pytest
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow, pytest.mark.timeout(1200)]
 COOKBOOK = Path(__file__).parents[2] / "cookbook"
-OBSERVE = COOKBOOK / "renderer_observations.py"
 
 
 def _load(name: str) -> Any:
@@ -26,23 +23,9 @@ def _load(name: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def answers(cookbook_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+def answers(observed: Callable[[str], tuple[Any, Any]]) -> tuple[Any, Any]:
     """Answers of the official cookbook and of this one."""
-    folder = tmp_path_factory.mktemp("answers")
-    given = {key: value for key, value in os.environ.items() if not key.startswith("TINKER_")} | {"HF_HUB_OFFLINE": "1"}
-    runs = {
-        "theirs": (
-            str(cookbook_environment / "bin/python"),
-            given | {"PYTHONPATH": str(cookbook_environment / "source")},
-        ),
-        "ours": (sys.executable, given),
-    }
-    for label, (python, environment) in runs.items():
-        command = [python, "-W", "ignore", str(OBSERVE), str(COOKBOOK / "data" / "tokenizer"), str(folder / label)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=560, cwd=folder)
-        assert done.returncode == 0, done.stderr[-2000:]
-    theirs, ours = (json.loads((folder / label).read_text()) for label in runs)
-    return theirs, ours
+    return observed("renderer_observations.py")
 
 
 def test_renderers_answer_like_the_official_ones(answers: tuple[Any, Any]) -> None:
