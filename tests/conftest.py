@@ -1,4 +1,4 @@
-"""The order of the tests and their time: fast ones first, and slow ones only while there is time for them.
+"""The order of the tests, which of them may run at once, and their time: fast ones first, and slow ones while there is time.
 
 ``TINKER_TEST_MINUTES`` (CI sets it) is the time after which no further test marked ``slow`` is started; those that are left
 out are reported as skipped with that reason. Without it everything runs.
@@ -23,8 +23,32 @@ _LAST_WORDS = 60.0
 """Seconds that tests which are told to stop get to take down what they started."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+_ROOT = Path(__file__).parent
+_GROUPS = {
+    "cluster": ("cluster", "rock/admin/test_ray_tier.py", "rock/admin/test_ray_placement.py"),
+    "sandboxes": ("rock", "e2e", "peers/rock", "cookbook/swe", "cookbook/test_recipes_in_sandboxes.py"),
+    "peers": ("peers",),
+}
+"""Tests of one group share something of the machine (a Ray, a Docker daemon, an environment that they install)."""
+
+
+def _group(item: pytest.Item) -> str | None:
+    path = item.path.relative_to(_ROOT)
+    return next((name for name, parts in _GROUPS.items() if any(path.is_relative_to(part) for part in parts)), None)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Fast tests first. Under ``-n 2 --dist loadgroup`` a process gets a group, or else the fast or slow part of a file;
+    the sandboxes, which take longest, come first."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    if not hasattr(config, "workerinput"):  # set in the processes of pytest-xdist
+        return
+    items.sort(key=lambda item: _group(item) != "sandboxes")
+    for item in items:
+        slow = item.get_closest_marker("slow") is not None
+        item.add_marker(
+            pytest.mark.xdist_group(_group(item) or f"{item.path.relative_to(_ROOT)}{' slow' if slow else ''}")
+        )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
