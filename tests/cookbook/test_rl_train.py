@@ -111,6 +111,7 @@ MODES: dict[str, dict[str, Any]] = {
     "stream": {"stream_minibatch_config": train.StreamMinibatchConfig(groups_per_batch=4, num_minibatches=2)},
     "async": {"async_config": train.AsyncConfig(max_steps_off_policy=1, groups_per_batch=4)},
 }
+MODES["async stream"] = {**MODES["async"], **MODES["stream"]}
 
 
 @pytest.mark.parametrize("mode", sorted(MODES))
@@ -139,13 +140,13 @@ async def test_every_mode_learns_and_writes_the_files_of_a_run(mode: str, servic
         assert (tmp_path / "iteration_000000" / name).exists(), name
     steps = 20 if mode == "substeps" else 10
     assert service.calls.count("optim_step") == steps
-    assert service.calls.count("forward_backward") == (20 if mode in ("stream", "substeps") else 10)
-    if mode == "async":
+    assert service.calls.count("forward_backward") == (10 if mode in ("sync", "async") else 20)
+    if mode.startswith("async"):
         assert max(row["async/staleness_max"] for row in metrics) == 1
     assert json.loads((tmp_path / "checkpoints.jsonl").read_text().splitlines()[-1])["final"] is True
 
 
-@pytest.mark.parametrize("mode", ["sync", "substeps"])
+@pytest.mark.parametrize("mode", ["sync", "substeps", "stream"])
 async def test_a_killed_and_resumed_run_gives_the_same_numbers(mode: str, service: Any, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     await train.main(config(whole, save_every=2, **MODES[mode]))
@@ -230,3 +231,11 @@ def test_contradicting_configurations_are_refused(tmp_path: Path) -> None:
         config(tmp_path, loss_fn="importance_samplin")
     with pytest.raises(ValueError, match="contradicts"):
         config(tmp_path, **MODES["async"], loss_fn="ppo")
+    with pytest.raises(
+        ValueError, match="async_config.groups_per_batch=4 and stream_minibatch_config.groups_per_batch=8"
+    ):
+        config(
+            tmp_path,
+            **MODES["async"],
+            stream_minibatch_config=train.StreamMinibatchConfig(groups_per_batch=8, num_minibatches=2),
+        )

@@ -11,7 +11,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -99,43 +99,54 @@ class SyncSource(BatchSource):
 
 
 class StreamMinibatchSource(BatchSource):
-    """Train on groups in the order in which they finish, in minibatches, while others are still being sampled."""
+    """Train on groups in the order in which they finish, in minibatches, while others are still being sampled.
 
-    def __init__(self, dataset: RLDataset, sample_group: SampleGroup, num_substeps: int, num_minibatches: int) -> None:
+    ``in_order``: in the order of the batch instead, so that a seeded run can be repeated.
+    """
+
+    def __init__(
+        self,
+        dataset: RLDataset,
+        sample_group: SampleGroup,
+        num_substeps: int,
+        num_minibatches: int,
+        in_order: bool = False,
+    ) -> None:
         super().__init__(dataset, sample_group, num_substeps)
         self._num_minibatches = num_minibatches
+        self._in_order = in_order
 
     async def minibatches(self, step: int) -> AsyncIterator[Minibatch]:
         builders = self._dataset.get_batch(step)
         tasks = [asyncio.create_task(self._sample(builder, step, index)) for index, builder in enumerate(builders)]
-        count = min(self._num_substeps * self._num_minibatches, len(tasks))
-        edges = [round((i + 1) * len(tasks) / count) for i in range(count)]
-        waiting: list[WrappedTrajectoryGroup] = []
-        finished = part = 0
+        finishing: Iterator[Awaitable[WrappedTrajectoryGroup | None]]
+        finishing = iter(tasks if self._in_order else asyncio.as_completed(tasks))
         untrained = False
         try:
-            for done in asyncio.as_completed(tasks):
-                group = await done
-                finished += 1
-                if group is not None:
-                    waiting.append(group)
-                while part < count and finished >= edges[part]:
-                    part += 1
-                    ends_substep = part % self._num_minibatches == 0 or part == count
-                    if waiting or (untrained and ends_substep):
-                        untrained = not ends_substep
-                        yield Minibatch(waiting, 1 if ends_substep else 0)
-                        waiting = []
+            for size, ends_substep in minibatch_sizes(len(tasks), self._num_substeps, self._num_minibatches):
+                groups = [await next(finishing) for _ in range(size)]
+                kept = [group for group in groups if group is not None]
+                if kept or (untrained and ends_substep):
+                    untrained = not ends_substep
+                    yield Minibatch(kept, int(ends_substep))
         finally:
             await _cancel(tasks)
-        if waiting or untrained:
-            yield Minibatch(waiting, 1)
+
+
+def minibatch_sizes(groups: int, num_substeps: int, num_minibatches: int) -> list[tuple[int, bool]]:
+    """Sizes of the minibatches of a step, nearly equal, and whether an optimizer step follows."""
+    count = min(num_substeps * num_minibatches, groups)
+    edges = [0, *(round(i * groups / count) for i in range(1, count + 1))]
+    return [
+        (edges[part] - edges[part - 1], part % num_minibatches == 0 or part == count) for part in range(1, count + 1)
+    ]
 
 
 class AsyncWindowSource(BatchSource):
     """Groups start as soon as the window allows, with the newest weights; training takes the oldest finished ones.
 
-    ``in_order``: it waits for the oldest ones instead, so that a seeded run can be repeated.
+    ``num_minibatches``: a step trains on so many minibatches (per substep), each as soon as enough groups are done; None:
+    on the whole batch at once. ``in_order``: it waits for the oldest ones instead, so that a seeded run can be repeated.
     """
 
     def __init__(
@@ -148,9 +159,11 @@ class AsyncWindowSource(BatchSource):
         start: int,
         end: int,
         in_order: bool = False,
+        num_minibatches: int | None = None,
     ) -> None:
         super().__init__(dataset, sample_group, num_substeps)
         self._in_order = in_order
+        self._num_minibatches = num_minibatches
         self._groups_per_batch = groups_per_batch
         self._window = groups_per_batch * (max_steps_off_policy + 1)
         self._started: deque[asyncio.Task[WrappedTrajectoryGroup | None]] = deque()
@@ -174,20 +187,32 @@ class AsyncWindowSource(BatchSource):
     async def minibatches(self, step: int) -> AsyncIterator[Minibatch]:
         self._fill()
         count = min(self._groups_per_batch, len(self._started))
-        if self._in_order:
-            chosen = [self._started[i] for i in range(count)]
-            await asyncio.gather(*chosen)
+        if self._num_minibatches is None:
+            parts = [(count, self._num_substeps)]
         else:
-            chosen = await self._oldest_finished(count)
-        kept = _usable([task.result() for task in chosen], step)
-        if kept:
-            yield Minibatch(kept, self._num_substeps)
-        # Trained (or not usable): only now may the window move on.
-        for task in chosen:
-            self._started.remove(task)
+            sizes = minibatch_sizes(count, self._num_substeps, self._num_minibatches)
+            parts = [(size, int(ends_substep)) for size, ends_substep in sizes]
+        groups: list[WrappedTrajectoryGroup | None] = []
+        untrained = False
+        for size, optim_steps in parts:
+            chosen = await self._oldest_finished(size)
+            sampled = [task.result() for task in chosen]
+            groups += sampled
+            kept = [group for group in sampled if group is not None]
+            if kept or (untrained and optim_steps):
+                untrained = not optim_steps
+                yield Minibatch(kept, optim_steps)
+            # Trained (or not usable): the next step may start others in their place.
+            for task in chosen:
+                self._started.remove(task)
+        _usable(groups, step)
 
     async def _oldest_finished(self, count: int) -> list[asyncio.Task[WrappedTrajectoryGroup | None]]:
-        """Wait for so many groups, whichever they are; a failed one ends the run at once."""
+        """Wait for so many groups, the oldest ones or whichever they are; a failed one ends the run at once."""
+        if self._in_order:
+            oldest = list(self._started)[:count]
+            await asyncio.gather(*oldest)
+            return oldest
         while True:
             finished = [task for task in self._started if task.done()]
             for task in finished:

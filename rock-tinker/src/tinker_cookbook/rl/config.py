@@ -46,7 +46,8 @@ class AsyncConfig:
 @chz.chz
 class StreamMinibatchConfig:
     """Training begins while groups are still being sampled: each optimizer step accumulates ``num_minibatches``
-    forward-backward calls, made as soon as enough groups are done."""
+    forward-backward calls, made as soon as enough groups are done. With ``async_config``, too, where groups of earlier
+    weights count as well."""
 
     groups_per_batch: int
     num_minibatches: int
@@ -128,6 +129,13 @@ class Config:
             raise ConfigurationError(
                 f"loss_fn={self.loss_fn!r} contradicts async_config.loss_fn={self.async_config.loss_fn!r}, which is used"
             )
+        modes = (self.async_config, self.stream_minibatch_config)
+        sizes = [mode.groups_per_batch for mode in modes if mode is not None]
+        if len(set(sizes)) > 1:
+            raise ConfigurationError(
+                f"async_config.groups_per_batch={sizes[0]} and stream_minibatch_config.groups_per_batch={sizes[1]} "
+                "are both the groups of a training step; give the same number"
+            )
         if self.training_loss_fn() not in LOSSES:
             raise ConfigurationError(f"loss_fn={self.training_loss_fn()!r} is unknown; use one of {', '.join(LOSSES)}")
         if self.num_substeps < 1:
@@ -157,7 +165,7 @@ RunMode: TypeAlias = Literal["sync", "stream_minibatch", "async"]
 
 
 def run_mode(config: Config) -> RunMode:
-    """How sampling and training alternate; ``async_config`` wins over ``stream_minibatch_config``."""
+    """How sampling and training alternate; with ``async_config``, ``stream_minibatch_config`` divides its steps."""
     if config.async_config is not None:
         return "async"
     return "stream_minibatch" if config.stream_minibatch_config is not None else "sync"

@@ -90,6 +90,7 @@ class TrainingLoop:
 
     def _source(self, start: int, end: int) -> BatchSource:
         config = self.config
+        stream, in_order = config.stream_minibatch_config, config.sampling_seed is not None
         if self.mode == "async":
             assert config.async_config is not None
             return AsyncWindowSource(
@@ -100,12 +101,14 @@ class TrainingLoop:
                 config.async_config.max_steps_off_policy,
                 start,
                 end,
-                in_order=config.sampling_seed is not None,
+                in_order,
+                stream.num_minibatches if stream is not None else None,
             )
         if self.mode == "stream_minibatch":
-            assert config.stream_minibatch_config is not None
-            minibatches = config.stream_minibatch_config.num_minibatches
-            return StreamMinibatchSource(self.dataset, self._sample_group, config.num_substeps, minibatches)
+            assert stream is not None
+            return StreamMinibatchSource(
+                self.dataset, self._sample_group, config.num_substeps, stream.num_minibatches, in_order
+            )
         return SyncSource(self.dataset, self._sample_group, config.num_substeps)
 
     @trace.scope
