@@ -188,6 +188,32 @@ async def test_the_three_stages_of_rlhf_run_after_one_another(common: dict[str, 
     assert "win_rate" in rows(tmp_path / "rlhf" / "rl")[0]
 
 
+async def test_short_answers_win_in_a_run_that_is_built_from_parts(universal_tokenizer_path: str) -> None:
+    from tinker_cookbook.preference.types import Comparison
+    from tinker_cookbook.recipes.preference.shorter import env
+    from tinker_cookbook.renderers import Message
+    from tinker_cookbook.rl.preference_envs import PairwisePreferenceGroupBuilder, PairwisePreferenceRLDatasetBuilder
+
+    builder = PairwisePreferenceRLDatasetBuilder(
+        comparison_builder=env.ShorterComparisonBuilder(),
+        batch_size=32,
+        policy_renderer_name="qwen3_instruct",
+        policy_model_name=universal_tokenizer_path,
+        group_size=4,
+        preference_model_builder=env.ShorterPreferenceModelBuilder(),
+    )
+    dataset, held_out = await builder()
+    assert len(dataset) == 32 and held_out is None
+    for batch in (0, 31):
+        groups = [group for group in dataset.get_batch(batch) if isinstance(group, PairwisePreferenceGroupBuilder)]
+        assert len(groups) == 32
+        for index, group in enumerate(groups):
+            assert group.convo_prefix == [{"role": "user", "content": env.PROMPTS[index % len(env.PROMPTS)]}]
+    long, short = ([Message(role="assistant", content=text)] for text in ("a long answer", "short"))
+    for first, second, reward in ((long, short, 1.0), (short, long, -1.0), (short, short, 0.0)):
+        assert await groups[0].preference_model(Comparison(groups[0].convo_prefix, first, second)) == reward
+
+
 def test_image_recipe_refuses_with_the_reason() -> None:
     recipe = importlib.import_module(RECIPES + "vlm_classifier.train")
     with pytest.raises(ConfigurationError, match="image input"):

@@ -2,61 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import chz
 
 from tinker_cookbook import renderers, tokenizer_utils
 from tinker_cookbook.recipes import entry
-from tinker_cookbook.recipes.preference.shorter.env import PreferenceModelShorter
+from tinker_cookbook.recipes.preference.shorter.env import PROMPTS, PreferenceModelShorter, ShorterComparisonBuilder
 from tinker_cookbook.recipes.settings import RLSettings
-from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.preference_envs import PairwisePreferenceGroupBuilder, TournamentPattern
-from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
-
-PROMPTS = (
-    "Who are you?",
-    "Tell me about the sea.",
-    "What is a good way to spend a Sunday?",
-    "Why is the sky blue?",
-    "Describe your favourite animal.",
-    "How do I make tea?",
-    "What makes a good friend?",
-    "Explain what a computer is.",
-)
-
-
-class ShorterDataset(RLDataset):
-    """The prompts in turn."""
-
-    def __init__(self, batch_size: int, group_size: int, renderer: renderers.Renderer, num_batches: int) -> None:
-        self.batch_size, self.group_size, self.renderer, self.num_batches = (
-            batch_size,
-            group_size,
-            renderer,
-            num_batches,
-        )
-
-    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        return [
-            PairwisePreferenceGroupBuilder(
-                convo_prefix=[Message(role="user", content=PROMPTS[(index * self.batch_size + i) % len(PROMPTS)])],
-                policy_renderer=self.renderer,
-                tournament_pattern=TournamentPattern.ALL_PAIRS_BOTH_WAYS,
-                preference_model=PreferenceModelShorter(),
-                num_envs=self.group_size,
-            )
-            for i in range(self.batch_size)
-        ]
-
-    def __len__(self) -> int:
-        return self.num_batches
+from tinker_cookbook.rl.preference_envs import PairwisePreferenceDataset
+from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 
 
 @chz.chz
 class ShorterDatasetBuilder(RLDatasetBuilder):
-    """Builder of the dataset."""
+    """The prompts in turn; held out is every prompt once."""
 
     batch_size: int
     group_size: int
@@ -67,8 +26,13 @@ class ShorterDatasetBuilder(RLDatasetBuilder):
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
         tokenizer = tokenizer_utils.get_tokenizer(self.model_name_for_tokenizer)
         renderer = renderers.get_renderer(self.renderer_name, tokenizer, model_name=self.model_name_for_tokenizer)
-        dataset = ShorterDataset(self.batch_size, self.group_size, renderer, self.num_batches)
-        return dataset, ShorterDataset(len(PROMPTS), self.group_size, renderer, 1)
+
+        def dataset(batch_size: int, num_batches: int) -> RLDataset:
+            comparisons = ShorterComparisonBuilder(num_comparisons=batch_size * num_batches)
+            model = PreferenceModelShorter()
+            return PairwisePreferenceDataset(comparisons, renderer, batch_size, model, group_size=self.group_size)
+
+        return dataset(self.batch_size, self.num_batches), dataset(len(PROMPTS), 1)
 
 
 @chz.chz
