@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,25 @@ class Call:
             return {request.run_id for request in self.params["batch"]}
         run = self.params.get("run")
         return {run.run_id if isinstance(run, RunSpec) else str(self.params.get("run_id"))}
+
+
+def take_next(queue: deque[Call]) -> list[Call]:
+    """Takes the first call; with a forward_backward all others whose runs have nothing else queued before them."""
+    if queue[0].method != "forward_backward":
+        return [queue.popleft()]
+    taken: list[Call] = []
+    left: list[Call] = []
+    touched: set[str] = set()
+    for call in queue:
+        runs = call.runs()
+        if call.method == "forward_backward" and not runs & touched:
+            taken.append(call)
+        else:
+            left.append(call)
+        touched |= runs
+    queue.clear()
+    queue.extend(left)
+    return taken
 
 
 def trainer_call(trainer: Any, method: str, params: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tinker_backend.runtime.arrivals import Burst
 from tinker_backend.runtime.base_model import BaseModel
-from tinker_backend.runtime.calls import Call, trainer_call
+from tinker_backend.runtime.calls import Call, take_next, trainer_call
 from tinker_backend.runtime.hardware import give_back_freed_memory
 from tinker_backend.runtime.roles import LossRequest, LossResult, RuntimeFault, SampleRequest
 from tinker_backend.runtime.torch_sampler import TorchSampler
@@ -198,14 +198,14 @@ class Engine:
     def _train(self) -> None:
         """One micro-batch of the pass under way, or the next training call."""
         if self._pass is None:
-            if self._training[0].method != "forward_backward":
-                call = self._training.popleft()
+            calls = take_next(self._training)
+            call = calls[0]
+            if call.method != "forward_backward":
                 if call.method == "save" and call.params.get("kind") == "sampler":
                     self._save_aside(call)
                 else:
                     self._answer(call, lambda: self._training_call(call.method, call.params))
                 return
-            calls = self._take_forward_backwards()
             batch: list[LossRequest] = [request for call in calls for request in call.params["batch"]]
             self._pass = (calls, self.trainer.forward_backward_steps(batch))
         calls, steps = self._pass
@@ -229,21 +229,6 @@ class Engine:
             return
         path = call.params["path"]
         self._writer.submit(self._answer, call, lambda: save_run(frozen, path, "sampler"))
-
-    def _take_forward_backwards(self) -> list[Call]:
-        """The first call, and every later forward_backward whose runs have nothing else queued before it."""
-        taken: list[Call] = []
-        left: deque[Call] = deque()
-        touched: set[str] = set()
-        for call in self._training:
-            runs = call.runs()
-            if call.method == "forward_backward" and not runs & touched:
-                taken.append(call)
-            else:
-                left.append(call)
-            touched |= runs
-        self._training = left
-        return taken
 
     def _hand_out(self, calls: list[Call], results: list[LossResult | RuntimeFault]) -> None:
         at = 0

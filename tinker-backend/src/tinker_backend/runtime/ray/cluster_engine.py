@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tinker_backend.runtime.calls import Call, Reply, trainer_call
+from tinker_backend.runtime.calls import Call, Reply, take_next, trainer_call
 from tinker_backend.runtime.ray.ray_cluster import ActorLost
 from tinker_backend.runtime.ray.samplers import ClusterSampler
 from tinker_backend.runtime.ray.turns import Turns
@@ -76,25 +76,8 @@ class ClusterEngine:
                 if self._stopping:
                     return
                 self._at_work = True
-                calls = self._take()
+                calls = take_next(self._training)
             self._work(calls)
-
-    def _take(self) -> list[Call]:
-        """The first call; with a forward_backward all others whose runs have nothing else queued before them."""
-        if self._training[0].method != "forward_backward":
-            return [self._training.popleft()]
-        taken: list[Call] = []
-        left: deque[Call] = deque()
-        touched: set[str] = set()
-        for call in self._training:
-            runs = call.runs()
-            if call.method == "forward_backward" and not runs & touched:
-                taken.append(call)
-            else:
-                left.append(call)
-            touched |= runs
-        self._training = left
-        return taken
 
     def _work(self, calls: list[Call]) -> None:
         try:
