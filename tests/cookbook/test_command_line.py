@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import CliRunner
 
+import tinker
 from tinker_cookbook import cli
+from tinker_cookbook.recipes import entry
 
 
 @pytest.mark.parametrize(
@@ -57,5 +61,48 @@ def test_what_a_person_can_mend_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_help_lists_the_keys_of_the_program(command: list[str], key: str) -> None:
-    program = [sys.executable, "-m", "tinker_cookbook.cli", *command]
-    assert key in subprocess.run(program, capture_output=True, text=True, timeout=120).stdout
+    done = run("tinker_cookbook.cli", *command)
+    assert key in done.stdout and done.returncode == 0
+
+
+@pytest.mark.parametrize("word", ["max_steps", "--max_steps"])
+@pytest.mark.parametrize("recipe", ["sl_basic", "sl_loop"])
+def test_a_setting_without_a_value_is_told_in_one_line(recipe: str, word: str) -> None:
+    done = run(f"tinker_cookbook.recipes.{recipe}", word, "model_name=x")
+    assert done.stderr == f"refused: {word!r} is no setting; write max_steps=VALUE, or --help for a list of all\n"
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("recipe", ["sl_basic", "rl_basic"])
+def test_a_plan_tells_its_settings_and_wrong_ones_without_a_traceback(recipe: str) -> None:
+    shown = run(f"tinker_cookbook.recipes.{recipe}", "-h")
+    assert "max_steps" in shown.stdout and shown.returncode == 0
+    wrong = run(f"tinker_cookbook.recipes.{recipe}", "lerning_rate=1")
+    assert "Did you mean 'learning_rate'?" in wrong.stdout + wrong.stderr and wrong.returncode == 1
+    assert "Traceback" not in wrong.stderr
+
+
+def test_a_recipe_run_as_a_module_names_the_extra_of_a_missing_package(tmp_path: Path) -> None:
+    (tmp_path / "chz.py").write_text("raise ModuleNotFoundError(\"No module named 'chz'\", name='chz')\n")
+    done = run("tinker_cookbook.recipes.math_rl.train", paths=str(tmp_path))
+    assert done.stderr == "refused: chz is not installed; pip install 'rock-tinker[cookbook]' brings it\n"
+    assert done.returncode == 1
+
+
+def test_what_the_server_refuses_is_told_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["recipe"])
+    answer = httpx.Response(400, request=httpx.Request("POST", "http://server/create_model"))
+    body = {"detail": "base_model 'x' is not served here; known: y"}
+    with pytest.raises(SystemExit) as ended, entry.faults_in_one_line():
+        raise tinker.BadRequestError(f"Error code: 400 - {body}", answer, body)
+    assert ended.value.code == "refused by the server: base_model 'x' is not served here; known: y"
+    with pytest.raises(tinker.InternalServerError), entry.faults_in_one_line():
+        raise tinker.InternalServerError("Error code: 500", answer, None)
+
+
+def run(module: str, *arguments: str, paths: str = "") -> subprocess.CompletedProcess[str]:
+    """A module as a program, as outside of pytest: chz looks for that."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (paths, os.environ.get("PYTHONPATH"))))
+    program = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(program, capture_output=True, text=True, timeout=120, env=environment)

@@ -12,13 +12,9 @@ import click
 
 from tinker import TinkerError
 from tinker_cookbook.exceptions import TinkerCookbookError
+from tinker_cookbook.faults import missing_package, refusal
 
 _RECIPES = Path(__file__).parent / "recipes"
-_EXTRAS = {
-    "chz": "cookbook", "transformers": "cookbook", "jinja2": "cookbook", "huggingface_hub": "cookbook",
-    "torch": "weights", "safetensors": "weights", "datasets": "recipes", "sympy": "recipes", "PIL": "images",
-}  # fmt: skip
-"""The extra of rock-tinker that brings a module."""
 _KEY_VALUE = {"ignore_unknown_options": True, "help_option_names": []}  # --help is the program's own
 
 
@@ -31,16 +27,15 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
-            extra = _EXTRAS.get((error.name or "").partition(".")[0])
-            if extra is None:
+            message = missing_package(error)
+            if message is None:
                 raise
-            raise click.ClickException(
-                f"{error.name} is not installed; pip install 'rock-tinker[{extra}]' brings it"
-            ) from error
+            raise click.ClickException(message) from error
         except (TinkerCookbookError, TinkerError) as error:
             if ctx.invoked_subcommand == "recipe":
                 raise
-            raise click.ClickException(str(error)) from error
+            message = refusal(error) if isinstance(error, TinkerError) else str(error)
+            raise click.ClickException(message) from error
 
 
 def recipe_names() -> list[str]:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import chz
+from chz.blueprint import exit_on_entrypoint_error
 
 import tinker
 from tinker_cookbook import checkpoint_utils, cli_utils
 from tinker_cookbook.exceptions import ConfigurationError, DataError, RendererError
+from tinker_cookbook.faults import refusal
 from tinker_cookbook.rl import config as rl_config
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.supervised import train as supervised_train
@@ -23,19 +25,41 @@ from tinker_cookbook.supervised.types import SupervisedDatasetBuilder
 from tinker_cookbook.utils.config_fields import shared_values
 from tinker_cookbook.utils.session_naming import slugify
 
+_REFUSED = (tinker.BadRequestError, tinker.AuthenticationError, tinker.PermissionDeniedError, tinker.NotFoundError)
+
 
 @contextlib.contextmanager
 def faults_in_one_line() -> Iterator[None]:
-    """A setting that cannot work, data that cannot be read and a server that does not answer end the program with one
-    line and exit code 1."""
+    """A setting that cannot work, data that cannot be read, a server that refuses or does not answer end the program
+    with one line and exit code 1. `--help` is no fault."""
+    _check_arguments()
     try:
         yield
+    except SystemExit:
+        if "--help" in sys.argv[1:]:
+            sys.exit(0)
+        raise
     except (ConfigurationError, DataError, RendererError) as error:
         sys.exit(f"refused: {error}")
+    except _REFUSED as error:
+        sys.exit(f"refused by the server: {refusal(error)}")
     except tinker.APIConnectionError as error:
         sys.exit(
             f"no answer from the server: {str(error).rstrip('.')}. Start one (tinker-backend serve), and set TINKER_BASE_URL."
         )
+    except tinker.TinkerError as error:
+        if type(error) is not tinker.TinkerError:  # its own kinds tell of work that was under way
+            raise
+        sys.exit(f"refused: {error}")
+
+
+def _check_arguments() -> None:
+    """Ends the program when an argument is no setting."""
+    sys.argv[1:] = ["--help" if argument == "-h" else argument for argument in sys.argv[1:]]
+    for argument in sys.argv[1:]:
+        if "=" not in argument and argument != "--help":
+            name = argument.lstrip("-") or "name"
+            sys.exit(f"refused: {argument!r} is no setting; write {name}=VALUE, or --help for a list of all")
 
 
 def run(main: Callable[[Any], Any]) -> None:
@@ -53,6 +77,12 @@ def run(main: Callable[[Any], Any]) -> None:
     synchronous.__annotations__["config"] = parameter.annotation
     with faults_in_one_line():
         chz.nested_entrypoint(synchronous, allow_hyphens=True)
+
+
+def run_plan(main: Callable[[Any], None], plan: Callable[[], chz.Blueprint[Any]]) -> None:
+    """The same for a recipe whose ``plan`` can be changed by ``key=value`` arguments."""
+    with faults_in_one_line():
+        main(exit_on_entrypoint_error(plan().make_from_argv)(sys.argv[1:]))
 
 
 async def _wait(awaitable: Any) -> None:

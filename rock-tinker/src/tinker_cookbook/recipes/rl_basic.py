@@ -6,12 +6,11 @@ python -m tinker_cookbook.recipes.rl_basic model_name=... max_steps=20
 from __future__ import annotations
 
 import asyncio
-import sys
 
 import chz
 
 from tinker_cookbook import cli_utils, model_info
-from tinker_cookbook.recipes.entry import faults_in_one_line
+from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.math_rl.math_env import MathDatasetBuilder
 from tinker_cookbook.rl import train
 
@@ -44,5 +43,4 @@ def main(config: train.Config) -> None:
 
 
 if __name__ == "__main__":
-    with faults_in_one_line():
-        main(build_config_blueprint().make_from_argv(sys.argv[1:]))
+    entry.run_plan(main, build_config_blueprint)

@@ -6,13 +6,12 @@ python -m tinker_cookbook.recipes.sl_basic model_name=... learning_rate=1e-4 max
 from __future__ import annotations
 
 import asyncio
-import sys
 
 import chz
 
 from tinker_cookbook import cli_utils, model_info
+from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.chat_sl.chat_datasets import NoRobotsBuilder
-from tinker_cookbook.recipes.entry import faults_in_one_line
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
@@ -51,5 +50,4 @@ def main(config: train.Config) -> None:
 
 
 if __name__ == "__main__":
-    with faults_in_one_line():
-        main(build_config_blueprint().make_from_argv(sys.argv[1:]))
+    entry.run_plan(main, build_config_blueprint)
