@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -270,3 +271,106 @@ def start_server(tiny_models: Callable[..., Path]) -> Callable[..., ClusterServe
         return server
 
     return start
+
+
+class EngineDriver:
+    """Calls an engine in this process and waits."""
+
+    prompt = np.array([5, 17, 300, 42, 8, 77, 123, 9], dtype=np.int32)
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.numbers = iter(range(10**6))
+
+    def start(self, method: str, **params: Any) -> Callable[[], Any]:
+        """Begins a call; what it returns waits for the answer."""
+        from tinker_backend.runtime.calls import Call
+        from tinker_backend.runtime.roles import RuntimeFault
+
+        done = threading.Event()
+        answers: list[Any] = []
+        self.engine.submit(Call(method, params, lambda answer: (answers.append(answer), done.set())))
+
+        def wait() -> Any:
+            assert done.wait(300), f"{method} was not answered"
+            if isinstance(answers[0], RuntimeFault):
+                raise answers[0]
+            return answers[0]
+
+        return wait
+
+    def __call__(self, method: str, **params: Any) -> Any:
+        return self.start(method, **params)()
+
+    def begin_sample(self, sampler: str, tokens: Any = prompt, **fields: Any) -> Callable[[], Any]:
+        """Begins a sample of six tokens with a seed."""
+        from tinker_backend.runtime.roles import SampleRequest
+
+        fields = {"max_tokens": 6, "seed": 3} | fields
+        return self.start("sample", request=SampleRequest(f"r{next(self.numbers)}", sampler, tokens, **fields))
+
+    def sample(self, sampler: str, tokens: Any = prompt, **fields: Any) -> Any:
+        """A SampleResult."""
+        return self.begin_sample(sampler, tokens, **fields)()
+
+    def logprobs(self, run: str, prompt: Any, tokens: Any) -> Any:
+        """The trainer's logprobs of ``tokens`` after ``prompt``."""
+        from tinker_backend.runtime.roles import Datum, LossRequest
+
+        whole = np.concatenate([prompt, tokens])
+        datum = Datum(whole[:-1].astype(np.int32), {"target_tokens": whole[1:].astype(np.int64)})
+        request = LossRequest(run, 1, [datum], "cross_entropy", forward_only=True)
+        (answer,) = self("forward_backward", batch=[request])
+        assert not isinstance(answer, Exception), answer
+        return np.asarray(answer.outputs[0]["logprobs"])[-len(tokens) :]
+
+    def train(self, run: str, rank: int, steps: int = 2, rate: float = 0.02) -> None:
+        """Creates a run and takes steps with it."""
+        from tinker_backend.runtime.roles import LoraSpec, RunSpec
+
+        self("create", run=RunSpec(run, NAME, LoraSpec(rank=rank, seed=7)))
+        self.step(run, steps, rate)
+
+    def step(self, run: str, steps: int = 1, rate: float = 0.02) -> None:
+        """Takes steps on random tokens."""
+        from tinker_backend.runtime.roles import Datum, LossRequest, OptimParams
+
+        rng = np.random.default_rng(len(run))
+        for _ in range(steps):
+            tokens = rng.integers(3, 500, 30)
+            datum = Datum(tokens[:-1].astype(np.int32), {"target_tokens": tokens[1:].astype(np.int64)})
+            self("forward_backward", batch=[LossRequest(run, 1, [datum], "cross_entropy")])
+            self("optim_step", run_id=run, params=OptimParams(learning_rate=rate))
+
+
+@pytest.fixture(scope="module")
+def open_vllm_engine(tiny_models: Callable[..., Path], ray_address: str) -> Callable[..., Any]:
+    """Opens a torch trainer and one vLLM replica of so many devices over a tiny model, both for the CPU."""
+
+    @contextlib.contextmanager
+    def open_one(devices: int, **sizes: int) -> Iterator[EngineDriver]:
+        from tinker_backend.config import EngineConfig
+        from tinker_backend.runtime.ray.build_cluster import build_cluster
+
+        vllm = {"strategy_name": "vllm", "strategy_config": {"enforce_eager": True, "max_num_seqs": 16}}
+        mapped = {"device_mapping": list(range(devices)), "num_gpus_per_worker": devices}
+        config = EngineConfig.model_validate(
+            {
+                "pretrain": str(tiny_models("llama", **VLLM_SIZES | sizes)),
+                "model_name": NAME,
+                "device": "cpu",
+                "threads": 1,
+                "sequence_length": 128,
+                "actor_train": {"model_args": {"dtype": "float32", "max_lora_rank": 8}},
+                "actor_infer": {"strategy_args": vllm, **mapped},
+                "cluster": {"address": ray_address, "call_timeout_seconds": 200},
+            }
+        )
+        built = build_cluster(config)
+        threading.Thread(target=built.engine.run, daemon=True).start()
+        try:
+            yield EngineDriver(built.engine)
+        finally:
+            built.engine.stop()
+
+    return open_one

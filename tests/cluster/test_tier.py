@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
         ("test_server_over_cluster.py", 5),  # two more where the official SDK is installed
         ("test_sleeping_replicas.py", 4),
         ("test_vllm_sampler.py", 9),
+        ("test_wide_replica.py", 2),
     ],
 )
 def test_the_cluster_tier_passes_in_its_own_environment(

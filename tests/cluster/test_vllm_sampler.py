@@ -7,109 +7,28 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tinker_backend.runtime.calls import Call
-from tinker_backend.runtime.roles import (
-    Datum,
-    LoraSpec,
-    LossRequest,
-    OptimParams,
-    RunSpec,
-    RuntimeFault,
-    SampleRequest,
-    SampleResult,
-)
+from tinker_backend.runtime.roles import LoraSpec, RunSpec, RuntimeFault
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 CLOSE = 1e-4
 PROMPT = np.array([5, 17, 300, 42, 8, 77, 123, 9], dtype=np.int32)
 
 
-class Driver:
-    """Calls an engine and waits."""
-
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
-        self.numbers = iter(range(10**6))
-
-    def start(self, method: str, **params: Any) -> Callable[[], Any]:
-        done = threading.Event()
-        answers: list[Any] = []
-        self.engine.submit(Call(method, params, lambda answer: (answers.append(answer), done.set())))
-
-        def wait() -> Any:
-            assert done.wait(300), f"{method} was not answered"
-            if isinstance(answers[0], RuntimeFault):
-                raise answers[0]
-            return answers[0]
-
-        return wait
-
-    def __call__(self, method: str, **params: Any) -> Any:
-        return self.start(method, **params)()
-
-    def begin_sample(self, sampler: str, tokens: np.ndarray = PROMPT, **fields: Any) -> Callable[[], Any]:
-        fields = {"max_tokens": 6, "seed": 3} | fields
-        return self.start("sample", request=SampleRequest(f"r{next(self.numbers)}", sampler, tokens, **fields))
-
-    def sample(self, sampler: str, tokens: np.ndarray = PROMPT, **fields: Any) -> SampleResult:
-        result = self.begin_sample(sampler, tokens, **fields)()
-        assert isinstance(result, SampleResult)
-        return result
-
-    def logprobs(self, run: str, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """The trainer's logprobs of ``tokens`` after ``prompt``."""
-        whole = np.concatenate([prompt, tokens])
-        datum = Datum(whole[:-1].astype(np.int32), {"target_tokens": whole[1:].astype(np.int64)})
-        request = LossRequest(run, 1, [datum], "cross_entropy", forward_only=True)
-        (answer,) = self("forward_backward", batch=[request])
-        assert not isinstance(answer, RuntimeFault), answer
-        return np.asarray(answer.outputs[0]["logprobs"])[-len(tokens) :]
-
-    def train(self, run: str, rank: int, steps: int = 2, rate: float = 0.02) -> None:
-        self("create", run=RunSpec(run, "tiny", LoraSpec(rank=rank, seed=7)))
-        self.step(run, steps, rate)
-
-    def step(self, run: str, steps: int = 1, rate: float = 0.02) -> None:
-        rng = np.random.default_rng(len(run))
-        for _ in range(steps):
-            tokens = rng.integers(3, 500, 30)
-            datum = Datum(tokens[:-1].astype(np.int32), {"target_tokens": tokens[1:].astype(np.int64)})
-            self("forward_backward", batch=[LossRequest(run, 1, [datum], "cross_entropy")])
-            self("optim_step", run_id=run, params=OptimParams(learning_rate=rate))
-
-
 @pytest.fixture(scope="module")
-def driver(tiny_models: Any, vllm_sizes: dict[str, int], ray_address: str) -> Iterator[Driver]:
+def driver(open_vllm_engine: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
     """A torch trainer and a vLLM replica over a tiny model."""
-    from tinker_backend.config import EngineConfig
-    from tinker_backend.runtime.ray.build_cluster import build_cluster
-
-    vllm = {"strategy_name": "vllm", "strategy_config": {"enforce_eager": True, "max_num_seqs": 16}}
-    config = EngineConfig.model_validate(
-        {
-            "pretrain": str(tiny_models("llama", **vllm_sizes)),
-            "model_name": "tiny",
-            "device": "cpu",
-            "threads": 1,
-            "sequence_length": 128,
-            "actor_train": {"model_args": {"dtype": "float32", "max_lora_rank": 8}},
-            "actor_infer": {"strategy_args": vllm, "device_mapping": [0]},
-            "cluster": {"address": ray_address, "call_timeout_seconds": 200},
-        }
-    )
-    built = build_cluster(config)
-    threading.Thread(target=built.engine.run, daemon=True).start()
-    yield Driver(built.engine)
-    built.engine.stop()
+    with open_vllm_engine(devices=1) as driver:
+        yield driver
 
 
-def test_samples_have_the_logprobs_of_the_trainer(driver: Driver) -> None:
+def test_samples_have_the_logprobs_of_the_trainer(driver: Any) -> None:
     driver("load_sampler", version="base", base_model="tiny", path=None)
     driver.train("adapter", 8)
     driver("publish", run_id="adapter", version="v1")
@@ -132,7 +51,7 @@ def test_samples_have_the_logprobs_of_the_trainer(driver: Driver) -> None:
     assert spreads[0] == pytest.approx(2 * spreads[1], rel=1e-3)
 
 
-def test_prompt_scores_of_tuned_models_come_from_the_trainer(driver: Driver) -> None:
+def test_prompt_scores_of_tuned_models_come_from_the_trainer(driver: Any) -> None:
     targets = np.tile(np.array([3, 9], dtype=np.int64), (len(PROMPT) - 1, 1))
     for version, run in (("v1", "adapter"), ("base", "untrained")):
         result = driver.sample(version, prompt_logprobs=True, topk_prompt_logprobs=3, max_tokens=2)
@@ -146,7 +65,7 @@ def test_prompt_scores_of_tuned_models_come_from_the_trainer(driver: Driver) -> 
         assert np.asarray(chosen.target_prompt_logprobs)[2, 1] == pytest.approx(float(wanted[0]), abs=CLOSE)
 
 
-def test_base_and_adapters_asked_at_once_do_not_mix(driver: Driver) -> None:
+def test_base_and_adapters_asked_at_once_do_not_mix(driver: Any) -> None:
     alone = {name: driver.sample(name, temperature=0.0).sequences[0] for name in ("base", "v1")}
     waits = [(name, driver.begin_sample(name, temperature=0.0)) for _ in range(8) for name in ("base", "v1")]
     for name, wait in waits:
@@ -155,7 +74,7 @@ def test_base_and_adapters_asked_at_once_do_not_mix(driver: Driver) -> None:
         np.testing.assert_allclose(sequence.logprobs, alone[name].logprobs, atol=CLOSE)
 
 
-def test_the_base_stays_itself_when_every_slot_has_an_adapter(driver: Driver) -> None:
+def test_the_base_stays_itself_when_every_slot_has_an_adapter(driver: Any) -> None:
     driver("drop_sampler", version="v1")
     for number in range(6):
         driver("publish", run_id="adapter", version=f"slot{number}")
@@ -172,7 +91,7 @@ def test_the_base_stays_itself_when_every_slot_has_an_adapter(driver: Driver) ->
     driver("publish", run_id="adapter", version="v1")
 
 
-def test_versions_are_frozen_and_full_weights_take_turns(driver: Driver) -> None:
+def test_versions_are_frozen_and_full_weights_take_turns(driver: Any) -> None:
     before = driver.sample("v1", temperature=0.0).sequences[0]
     driver.step("adapter", 2)
     driver("publish", run_id="adapter", version="v2")
@@ -197,7 +116,7 @@ def test_versions_are_frozen_and_full_weights_take_turns(driver: Driver) -> None
         driver.sample("v2")
 
 
-def test_all_weights_go_over_a_channel_where_that_is_asked_for(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_weights_go_over_a_channel_where_that_is_asked_for(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver.engine.sampler, "_broadcast", True)
     driver.step("full", 1, rate=1e-3)
     driver("publish", run_id="full", version="f2")
@@ -211,7 +130,7 @@ def test_all_weights_go_over_a_channel_where_that_is_asked_for(driver: Driver, m
     np.testing.assert_allclose(again.logprobs, full.logprobs, atol=CLOSE)
 
 
-def test_rollouts_alone_serve_base_and_saved_adapters(driver: Driver, tmp_path: Path) -> None:
+def test_rollouts_alone_serve_base_and_saved_adapters(driver: Any, tmp_path: Path) -> None:
     from tinker_backend.runtime.ray.cluster_engine import ClusterEngine
     from tinker_backend.runtime.ray.samplers import RemoteSampler
     from tinker_backend.runtime.ray.turns import Turns
@@ -222,7 +141,7 @@ def test_rollouts_alone_serve_base_and_saved_adapters(driver: Driver, tmp_path: 
     turns = Turns(False, lambda: None, lambda: None, 10)
     engine = ClusterEngine(None, sampler, ExchangeFolder(tmp_path / "exchange"), turns, lambda: None)
     threading.Thread(target=engine.run, daemon=True).start()
-    alone = Driver(engine)
+    alone = type(driver)(engine)
     alone("load_sampler", version="alone", base_model="tiny", path=None)
     alone("load_sampler", version="saved", base_model="tiny", path=str(tmp_path / "saved"))
     for version, run in (("alone", "untrained"), ("saved", "adapter")):
@@ -238,7 +157,7 @@ def test_rollouts_alone_serve_base_and_saved_adapters(driver: Driver, tmp_path: 
     engine.stop()
 
 
-def test_wrong_requests_are_refused_and_stops_are_kept(driver: Driver) -> None:
+def test_wrong_requests_are_refused_and_stops_are_kept(driver: Any) -> None:
     with pytest.raises(RuntimeFault, match="outside the vocabulary"):
         driver.sample("base", np.array([1, 100000], dtype=np.int32))
     with pytest.raises(RuntimeFault, match="not served"):
@@ -249,7 +168,7 @@ def test_wrong_requests_are_refused_and_stops_are_kept(driver: Driver) -> None:
     assert stopped.tokens.tolist() == free.tokens.tolist()[:cut] and stopped.stop_reason == "stop"
 
 
-def test_a_killed_replica_is_replaced_and_its_requests_are_answered(driver: Driver, tmp_path: Path) -> None:
+def test_a_killed_replica_is_replaced_and_its_requests_are_answered(driver: Any, tmp_path: Path) -> None:
     """Also when a saved folder that one of its samplers was read from is no longer there."""
     import psutil
 

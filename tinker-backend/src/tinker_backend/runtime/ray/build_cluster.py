@@ -221,7 +221,7 @@ class _Builder:
             "max_cpu_loras": given.get("max_cpu_loras", max(32, given.get("max_loras", 4))),
             "max_logprobs": given.get("max_logprobs", 20),
             "skip_tokenizer_init": not (self.folder / "tokenizer.json").is_file(),
-            "worker_extension_cls": "tinker_backend.runtime.ray.weight_broadcast.WeightReceiver",
+            "worker_extension_cls": "tinker_backend.runtime.ray.vllm_worker.WeightReceiver",
             "enable_sleep_mode": given.get("enable_sleep_mode", self.on_gpus and shared),
         }
         # One device needs no process of its own beside the engine's. Of more, each has one on this node: left to itself,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import tempfile
-import time
 from pathlib import Path
 
+from tinker_backend.runtime.ray.leftovers import end_writers, remove_noted_memory
+
 _LOCK = ".lock"
-_YOUNG_SECONDS = 60.0
-"""A folder without a lock may be about to get one."""
 
 
 class OwnFolder:
@@ -19,31 +19,36 @@ class OwnFolder:
 
     def __init__(self, parent: Path, stem: str) -> None:
         parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(parent, stem)
+        remove_abandoned(parent, stem)
         self.path = Path(tempfile.mkdtemp(prefix=f"{stem}-", dir=parent))
-        self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        # Under its final name the lock is never seen unlocked while this process lives.
+        self._lock = os.open(self.path / "new", os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        (self.path / "new").rename(self.path / _LOCK)
 
     def remove(self) -> None:
-        """Removes the folder. Does nothing the second time."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Removes the folder and what was noted in it. Does nothing the second time."""
+        _remove(self.path)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
 
-def _remove_abandoned(parent: Path, stem: str) -> None:
-    for lock in parent.glob(f"{stem}-*/{_LOCK}"):
-        try:
-            if time.time() - lock.stat().st_mtime < _YOUNG_SECONDS:
+def remove_abandoned(parent: Path, stem: str) -> None:
+    """Removes the folders of this user's dead processes, with the processes and the memory that these left behind."""
+    for folder in parent.glob(f"{stem}-*"):
+        with contextlib.suppress(OSError):  # it is in use, or another process was faster
+            if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
                 continue
-            handle = os.open(lock, os.O_RDWR)
-        except OSError:  # another user's, or gone meanwhile
-            continue
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.parent, ignore_errors=True)
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(handle)
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                end_writers(folder)
+                _remove(folder)
+            finally:
+                os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    remove_noted_memory(folder)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -17,6 +17,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tinker_backend.config import ClusterSection
+from tinker_backend.runtime.ray.engine_folder import remove_folders_of_dead_engines
 from tinker_backend.runtime.ray.own_folder import OwnFolder
 from tinker_backend.runtime.ray.placement import Placement, Seat
 from tinker_backend.runtime.roles import RuntimeFault
@@ -44,6 +45,7 @@ class RayCluster:
         # Logs of workers stay in Ray's session folder; the usage report would leave this machine.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        remove_folders_of_dead_engines()
         common: dict[str, Any] = {"namespace": self.config.namespace, "log_to_driver": True, "configure_logging": False}
         if self.config.address is not None:
             ray.init(address=self.config.address, **common)
@@ -122,6 +124,7 @@ class RayCluster:
             ray.shutdown()
         if self._own_folder is not None:
             self._own_folder.remove()
+        remove_folders_of_dead_engines()
 
     def actor(
         self, cls: type[Any], seat: Seat, *arguments: Any, variables: dict[str, str] | None = None, concurrency: int = 1

@@ -17,7 +17,9 @@ import numpy as np
 
 from tinker_backend.runtime.ray.batch_gate import BatchGate
 from tinker_backend.runtime.ray.blank_adapter import write_blank_adapter
+from tinker_backend.runtime.ray.engine_folder import EngineFolder
 from tinker_backend.runtime.ray.versions import LORA_BATCHES_ARE_SAFE_FROM, installed, numbers
+from tinker_backend.runtime.ray.vllm_worker import REPLICA
 from tinker_backend.runtime.ray.weight_broadcast import Channel, Item, plain
 from tinker_backend.runtime.ray.weight_sync import wait_stable
 from tinker_backend.runtime.roles import FloatArray, RuntimeFault, SampleRequest, SampleResult, Sequence, TopK
@@ -63,6 +65,7 @@ class VllmReplica:
     def __init__(self, settings: ReplicaSettings) -> None:
         self.settings = settings
         self._engine: Any = None
+        self._folder: EngineFolder | None = None
         self._gate = BatchGate(self._switch)
         self._weights: str | None = None
         """Folder whose weights the engine holds in place of the base's; empty while nobody knows."""
@@ -74,6 +77,13 @@ class VllmReplica:
 
     async def open(self) -> int:
         """Loads the model; returns the process id."""
+        self._folder = EngineFolder()
+        os.environ[REPLICA] = str(os.getpid())
+        with self._folder.noting():
+            await self._start_engine()
+        return os.getpid()
+
+    async def _start_engine(self) -> None:
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -94,10 +104,8 @@ class VllmReplica:
                 **engine,
             )
         )
-        await self._engine.collective_rpc("end_with", args=(os.getpid(),))
         if blank:
             await self._blank_last_slot(engine["max_loras"])
-        return os.getpid()
 
     async def _blank_last_slot(self, slots: int) -> None:
         """Fills all slots, the last for good, with an adapter that adds nothing (see ``blank_adapter``)."""
@@ -119,9 +127,11 @@ class VllmReplica:
         return os.getpid()
 
     async def close(self) -> None:
-        """Ends the engine and its processes."""
+        """Ends the engine and its processes, and removes what they had."""
         if self._engine is not None:
             self._engine.shutdown()
+        if self._folder is not None:
+            self._folder.remove()
 
     # --- versions
 

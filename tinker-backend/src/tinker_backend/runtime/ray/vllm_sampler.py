@@ -15,7 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,6 +37,8 @@ _STICKY_TOKENS = 256
 _UNEVEN = 8
 """A replica keeps requests with a prefix that it has seen until it has so many more than the idlest one."""
 _POLL_SECONDS = 1.0
+_CLOSE_SECONDS = 4.0
+"""How long replicas may take to end by themselves; the server waits 10 seconds for its runtime."""
 _PATIENCE_SECONDS = 5.0
 """How long a new replica waits for folders that others have read before it."""
 
@@ -116,10 +118,9 @@ class VllmSampler:
         with self._settled:
             self._settled.notify_all()
         self._answers.put(None)
-        for replica in self._replicas:
-            if replica.up:
-                replica.actor.close.remote()
-        time.sleep(0.2)
+        closing = [replica.actor.close.remote() for replica in self._replicas if replica.up]
+        with suppress(ActorLost, RuntimeFault):
+            wait_for(closing, _CLOSE_SECONDS)
         kill([replica.actor for replica in self._replicas])
 
     def pids(self) -> list[int]:

@@ -7,9 +7,6 @@ The group lives for one publication, so a sampler that dies leaves nothing behin
 from __future__ import annotations
 
 import datetime
-import os
-import threading
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -94,44 +91,3 @@ def _finish(group: Any) -> None:
 def plain(items: list[Item], dtype: str, channel: Channel, first: int) -> tuple[Any, ...]:
     """Arguments of ``receive_weights`` as vLLM carries them to its workers: numbers, strings, lists and dicts."""
     return [[item.name, list(item.shape)] for item in items], dtype, asdict(channel), first
-
-
-class WeightReceiver:
-    """Mixed into vLLM's workers (``worker_extension_cls``), which call its methods by their names."""
-
-    def end_with(self, replica: int) -> None:
-        """From now on this process ends within a second when the replica, whose child it is, is gone.
-
-        When all of Ray dies at once nobody else would end it, and it would hold its memory for ever.
-        """
-        if os.getppid() == replica:
-            threading.Thread(target=_end_with, args=(replica,), daemon=True).start()
-
-    def receive_weights(self, items: list[Any], dtype: str, channel: dict[str, Any], first: int) -> None:
-        """Replaces this worker's weights by those of a channel; workers of a replica are ``first``, ``first + 1``, …"""
-        worker: Any = self
-        named = [Item(name, tuple(shape)) for name, shape in items]
-        incoming = receive(named, getattr(torch, dtype), Channel(**channel), first + int(worker.rank))
-        worker.reload_weights(weights_iterator=incoming)
-        _pack_tied_head(worker.model_runner.get_model())
-
-    def read_weights(self, path: str) -> None:
-        """Replaces this worker's weights by those of a folder."""
-        worker: Any = self
-        worker.reload_weights(weights_path=path)
-        _pack_tied_head(worker.model_runner.get_model())
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
-
-
-def _pack_tied_head(model: torch.nn.Module) -> None:
-    """On a CPU vLLM multiplies by packed copies; it renews those of the weights that it reads, so not that of a tied head."""
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-    for module in model.modules():
-        if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):
-            module.quant_method.process_weights_after_loading(module)
