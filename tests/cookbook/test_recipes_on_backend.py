@@ -104,6 +104,14 @@ CASES: dict[str, Case] = {
         eval_every=0,
         **TEACHERS,
     ),
+    "rl_numerics_check.train": rl(
+        {"env/all/one_sequence"},
+        groups_per_batch=2,
+        group_size=2,
+        max_tokens=8,
+        corpus_path="example",
+        **{"task.num_pages_min": 2, "task.num_pages_max": 3, "task.page_chars": 200},
+    ),
     "search_tool.train": rl(batch_size=2, group_size=2, max_tokens=8),
     "sdft.train": Case(
         {"dataset": "example", "groups_per_batch": 2, "max_tokens": 6, "topk": 3, "eval_every": 0}, SDFT_KEYS
@@ -183,6 +191,15 @@ def test_prompt_distillation_makes_its_data_and_learns_from_data(recipe_backend:
     settings = {**common(recipe_backend), "file_path": "data.jsonl", "batch_size": 8, "max_length": 128}
     recipe_backend.run_recipe("prompt_distillation.train", tmp_path, settings)
     check_run(tmp_path / "run", Case({}, SL_KEYS))
+
+
+def test_sampler_and_trainer_of_the_engine_agree(recipe_backend: RecipeBackend, tmp_path: Path) -> None:
+    small = {"rounds": 2, "prompts": 4, "samples": 2, "max_tokens": 16, "learning_rate": 0.01, "lora_rank": 4}
+    name = {"model_name": recipe_backend.model, "renderer_name": "qwen3_instruct", "log_path": "run"}
+    output = recipe_backend.run_recipe("rl_numerics_check.compare", tmp_path, {**name, **small})
+    assert "differ" not in output and "learning_rate to see" not in output
+    rows = metric_rows(tmp_path / "run")
+    assert len(rows) == 2 and all(row["kl_sample_train_v2"] < 1e-9 < 1e-3 < row["moved_v2"] for row in rows), rows
 
 
 def test_the_stages_of_rlhf_follow_one_another(recipe_backend: RecipeBackend, tmp_path: Path) -> None:

@@ -99,7 +99,10 @@ def recipe_differences() -> tuple[set[tuple[str, str]], set[str]]:
         known = {"cli_utils": cli_utils, "renderers": renderers, "TrainOnWhat": TrainOnWhat}
         for name, value in split_settings(declared.group(2)):
             wanted = eval(value, {**vars(module), **known, "SandboxBackend": SandboxBackend})
-            if name not in fields or fields[name]._default != wanted:
+            made = getattr(wanted, "_default_factory", None)
+            if name not in fields or (
+                fields[name]._default_factory is not made if made else fields[name]._default != wanted
+            ):
                 other.add((recipe, name))
     return other, absent
 

@@ -1,0 +1,1 @@
+"""Recipe: numerics of sampler and trainer."""
