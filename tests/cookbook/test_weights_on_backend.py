@@ -32,5 +32,7 @@ def test_sampler_and_training_checkpoints_are_downloaded_beside_other_files(
 def test_what_is_no_path_of_a_checkpoint_is_refused(recipe_backend: RecipeBackend, tmp_path: Path) -> None:
     for path in ("nonsense", "tinker://run/nothing/x", "tinker://run/weights/x"):
         with pytest.raises(WeightsDownloadError, match=path):
+            download(tinker_path=path, output_dir=str(tmp_path / "new"), base_url=recipe_backend.url)
+        with pytest.raises(WeightsDownloadError, match=path):
             download(tinker_path=path, output_dir=str(tmp_path), base_url=recipe_backend.url)
     assert not list(tmp_path.iterdir())

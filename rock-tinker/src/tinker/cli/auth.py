@@ -103,7 +103,10 @@ def status() -> None:
 @group.command()
 def whoami() -> None:
     """Who the credential belongs to."""
-    answer = rest_client().whoami().result()
+    try:
+        answer = rest_client().whoami().result()
+    except RuntimeError as error:  # the server knows no names
+        raise CliError(str(error)) from error
     if wants_json():
         print_json(answer)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from pathlib import Path
@@ -23,11 +24,15 @@ def download(*, tinker_path: str, output_dir: str, base_url: str | None = None) 
         WeightsDownloadError: no path of a checkpoint, or one that cannot be exported or fetched.
     """
     folder = Path(output_dir)
+    new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as staging:
             files = download_checkpoint(tinker_path, Path(staging) / "files", base_url=base_url).destination
             shutil.copytree(files, folder, dirs_exist_ok=True, copy_function=shutil.move)
     except (tinker.TinkerError, httpx.HTTPError, OSError, ValueError) as error:
+        if new:
+            with contextlib.suppress(OSError):  # something is in it, or it was never made
+                folder.rmdir()
         raise WeightsDownloadError(f"{tinker_path} cannot be downloaded: {error}") from error
     return str(folder)
