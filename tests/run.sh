@@ -2,6 +2,7 @@
 # Runs all tests that this machine can run; arguments go to pytest. Installs what is missing into a cache folder first:
 #   bash tests/run.sh                 everything
 #   bash tests/run.sh tests/rock -k sandbox
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called as sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=environment.sh

@@ -35,6 +35,7 @@ from setting_error import SettingError
 QS = Path(__file__).resolve().parent
 CHECKOUT = QS.parents[1]
 SMOLLM2 = "SmolLM2-135M-Instruct"
+FEW_GPUS = 4
 TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -67,6 +68,10 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rock-cluster", help="its cluster name (default: local)")
     parser.add_argument("--infer-gpus", default="4-7", help="GPUs that sample (default: 4-7)")
     parser.add_argument("--train-gpus", default="0-7", help="GPUs that train (default: 0-7)")
+    parser.add_argument("--gpus-per-node", type=int, default=8, help="GPU n is on node n / this (default: 8)")
+    parser.add_argument(
+        "--shared-folder", type=Path, help="folder that all nodes see; needed for GPUs of several nodes"
+    )
     for name, unit in (
         ("max-input-tokens", "tokens"),
         ("max-output-tokens", "tokens"),
@@ -118,6 +123,7 @@ def write_config(options: argparse.Namespace) -> Path:
         for name, content in files.items():
             text = f"# Written by configure.py; edit freely.\n{yaml.safe_dump(content, sort_keys=False, width=110)}"
             (staged / name).write_text(text, encoding="utf-8")
+        (staged / "harbor.yaml").chmod(0o600)  # a cluster's headers go there, keys among them
         if "admin.yaml" in files:
             private(staged / "encryption-key", base64.b64encode(secrets.token_bytes(32)).decode())
         staged.chmod(0o755)
@@ -179,9 +185,11 @@ def check(options: argparse.Namespace) -> None:
         and options.model.count("/") != 1
     ):
         raise SettingError(f"--model {options.model!r} is neither a folder, nor a hub id (owner/name), nor {SMOLLM2}")
-    if not local:
-        devices(options.infer_gpus, "--infer-gpus")
-        devices(options.train_gpus, "--train-gpus")
+    if not local and nodes(options) > 1 and not (options.shared_folder and options.shared_folder.is_absolute()):
+        raise SettingError(
+            f"the GPUs are on {nodes(options)} nodes (--gpus-per-node {options.gpus_per_node}); give --shared-folder, the absolute "
+            "path of a folder that all of them see"
+        )
 
 
 def budget_of(options: argparse.Namespace) -> Budget:
@@ -215,13 +223,30 @@ def engine(options: argparse.Namespace, budget: Budget) -> dict[str, Any]:
     content["model_download_type"] = options.model_download_type
     content["sequence_length"] = budget.context
     if not local:
-        content["actor_infer"]["strategy_args"]["strategy_config"]["max_model_len"] = budget.context
+        sampling = content["actor_infer"]["strategy_args"]["strategy_config"]
+        sampling["max_model_len"] = budget.context
         content["actor_infer"]["device_mapping"] = options.infer_gpus
         content["actor_train"]["device_mapping"] = content["reference"]["device_mapping"] = options.train_gpus
         if options.rollout_only:
             del content["actor_train"]
             content["reference"] = None
+        elif len(devices(options.train_gpus, "--train-gpus")) < FEW_GPUS:
+            # Each holds much of the trainer, which stays there while the sampler is awake.
+            sampling["gpu_memory_utilization"] = 0.6
+        if (count := nodes(options)) > 1:
+            content |= {"num_nodes": count, "num_gpus_per_node": options.gpus_per_node}
+            content["cluster"] = {"address": "auto", "exchange_folder": str(options.shared_folder)}
     return content
+
+
+def nodes(options: argparse.Namespace) -> int:
+    """How many nodes the GPUs are on."""
+    if options.gpus_per_node < 1:
+        raise SettingError(f"--gpus-per-node {options.gpus_per_node} is no number of GPUs; give at least 1")
+    used = devices(options.infer_gpus, "--infer-gpus")
+    if not options.rollout_only:
+        used |= devices(options.train_gpus, "--train-gpus")
+    return 1 + max(used) // options.gpus_per_node
 
 
 def model_folder(options: argparse.Namespace) -> str:

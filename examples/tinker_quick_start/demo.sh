@@ -5,6 +5,7 @@
 #   3. GRPO on a family of mini tasks until one group has unequal returns and a step has trained
 #   4. one HTML page with the turns, rewards, advantages and losses
 # Everything goes to $TASK (default: ~/tinker-demo). Ctrl-C at any moment leaves nothing running.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called as sh
 set -euo pipefail
 QS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 ROCK=$(cd "$QS/../.." && pwd)

@@ -4,6 +4,7 @@
 #   run.sh ppo | ppo-kl | grpo [--learning-rate 1e-6] …    training; run.sh grpo --help lists the options
 # Starts the backend for this job and closes it; with a local profile also the local ROCK services, when none run.
 # Leaves $TASK/runs/<mode>-<time>/ with client.log, exit-status.json and results/.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called as sh
 set -euo pipefail
 QS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=checks.sh

@@ -2,6 +2,7 @@
 # Local ROCK services in the foreground; Ctrl-C ends them. One terminal each:
 #   serve.sh worker    the host's rocklet, which makes sandboxes   (port 22555; $TASK/logs/rock-worker.log)
 #   serve.sh admin     the Admin API                               (port 18080; $TASK/logs/rock-admin.log)
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called as sh
 set -euo pipefail
 QS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=checks.sh

@@ -5,6 +5,7 @@
 #   setup.sh runtime [--gpu-check]   GPU environment: inherits the image's packages and adds what is missing
 #
 # A second run reuses what is there. Downloads follow the pip and uv configuration of the user.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called as sh
 set -euo pipefail
 QS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=checks.sh

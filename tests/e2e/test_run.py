@@ -251,6 +251,8 @@ def wait_for(running: subprocess.Popen[bytes], folder: Path, text: str) -> None:
     ("arguments", "sentence"),
     [
         (["grpo", "--group-size", "1"], "--group-size is 1; GRPO compares at least 2 rollouts"),
+        (["grpo", "--group-size", "two"], "argument --group-size: 'two' is no whole number"),
+        (["ppo", "--learning-rate", "fast"], "argument --learning-rate: 'fast' is no number"),
         (["ppo", "--learning-rat", "1e-6"], "unrecognized arguments: --learning-rat 1e-6"),
         (["rollout", "--task-id", "nope"], "task 'nope' is not in"),
     ],

@@ -52,8 +52,10 @@ def test_a_wrong_call_ends_with_one_sentence_that_names_the_fix(run_script, comm
 def test_help_prints_the_head_of_the_script(run_script, script):
     done = run_script(script, "--help", task=None)
     assert done.returncode == 0 and not done.stderr
-    head = (QS / script).read_text().split("set -euo pipefail")[0].splitlines()[1:]
+    head = (QS / script).read_text().split("\n[ -n ")[0].splitlines()[1:]
     assert done.stdout.splitlines() == [line.removeprefix("#").removeprefix(" ") for line in head]
+    called_as_sh = subprocess.run(["sh", QS / script, "--help"], capture_output=True, text=True)
+    assert called_as_sh.stdout == done.stdout and called_as_sh.returncode == 0
 
 
 def test_the_options_of_a_recipe_are_listed_before_anything_is_configured(run_script, work_folder):
@@ -111,7 +113,8 @@ def test_configure_writes_a_local_configuration_that_the_recipes_and_both_server
     assert RuntimeConfig.load(config / "runtime.yaml").backend.port == 19210
     assert EngineConfig.load(config / "engine.yaml").pretrain == str(model_folder)
     assert load_config(config / "admin.yaml").admin.port == 18080
-    assert stat.S_IMODE((config / "encryption-key").stat().st_mode) == 0o600
+    for private in ("encryption-key", "harbor.yaml"):
+        assert stat.S_IMODE((config / private).stat().st_mode) == 0o600
     assert not [path for path in work_folder.iterdir() if path.name.startswith(".config-")]
 
 
