@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import chz
 import httpx
 import pytest
 from click.testing import CliRunner
@@ -98,6 +102,40 @@ def test_what_the_server_refuses_is_told_in_its_words(monkeypatch: pytest.Monkey
     assert ended.value.code == "refused by the server: base_model 'x' is not served here; known: y"
     with pytest.raises(tinker.InternalServerError), entry.faults_in_one_line():
         raise tinker.InternalServerError("Error code: 500", answer, None)
+
+
+def test_ctrl_c_ends_a_program_that_waits_for_a_person() -> None:
+    program = "import asyncio\nfrom tinker_cookbook import cli_utils\nasyncio.run(cli_utils.ask('> '))"
+    terminal, end = pty.openpty()
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=end, stdout=end, stderr=end)
+    os.close(end)
+    try:
+        assert select.select([terminal], [], [], 60)[0] and os.read(terminal, 100) == b"> "
+        child.send_signal(signal.SIGINT)
+        assert child.wait(20) == -signal.SIGINT
+    finally:
+        child.kill()
+        os.close(terminal)
+
+
+def test_an_interrupted_recipe_says_how_to_go_on_and_ends_with_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @chz.chz
+    class Config:
+        log_path: str | None = None
+        behavior_if_log_dir_exists: str = "ask"
+
+    async def main(config: Config) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["recipe", "log_path=runs/a"])
+    main.__annotations__["config"] = Config
+    with pytest.raises(SystemExit) as ended:
+        entry.run(main)
+    assert ended.value.code == 130
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["log_path=runs/a behavior_if_log_dir_exists=resume goes on from here", "interrupted"]
 
 
 def run(module: str, *arguments: str, paths: str = "") -> subprocess.CompletedProcess[str]:

@@ -186,6 +186,9 @@ def test_the_registry_finds_runs_in_several_roots(tmp_path: Path) -> None:
     runs = {run.run_id: run for run in registry.get_runs()}
     assert list(runs) == ["a", "done", "group/b"]
     assert (runs["done"].status, runs["a"].status) == ("completed", "idle")
+    done.write_checkpoint({"name": "000002"})  # it goes on with more steps
+    registry.refresh()
+    assert {run.run_id: run.status for run in registry.get_runs()}["done"] == "running"
     assert (runs["a"].training_type, runs["group/b"].training_type, runs["done"].training_type) == ("rl", "dpo", None)
     assert registry.storage_for("a") is second and registry.storage_for("unknown") is first
     assert registry.get_training_store("group/b").read_config() == {"dpo_beta": 0.1, "num_epochs": 1}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -36,6 +39,37 @@ def setting_from_argv(name: str, argv: Sequence[str] | None = None) -> str | Non
     return None
 
 
+async def ask(prompt: str) -> str:
+    """A line that a person types. Ctrl-C ends the wait, as it would not with the threads that asyncio waits for.
+
+    Raises:
+        EOFError: the input has ended.
+    """
+    if not sys.stdin.isatty():
+        return await asyncio.to_thread(input, prompt)
+    loop = asyncio.get_running_loop()
+    line: asyncio.Future[str] = loop.create_future()
+
+    def settle(text: str | None) -> None:
+        if not line.done():
+            line.set_exception(EOFError()) if text is None else line.set_result(text)
+
+    def read() -> None:
+        try:
+            text: str | None = input(prompt)
+        except EOFError:
+            text = None
+        with contextlib.suppress(RuntimeError):  # the program has ended meanwhile
+            loop.call_soon_threadsafe(settle, text)
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        return await line
+    except asyncio.CancelledError:
+        print()
+        raise
+
+
 def check_log_dir(log_dir: str | Path, behavior_if_exists: LogdirBehavior) -> None:
     """Decide what happens with a run folder that is there already.
 
@@ -58,7 +92,10 @@ def check_log_dir(log_dir: str | Path, behavior_if_exists: LogdirBehavior) -> No
                 f"log_path={folder} exists; without a terminal to ask, give behavior_if_log_dir_exists=resume, delete or raise"
             )
         while choice not in ("delete", "resume", "raise"):
-            choice = input(f"{folder} exists. delete, resume or exit? ").strip().lower()
+            try:
+                choice = input(f"{folder} exists. delete, resume or exit? ").strip().lower()
+            except EOFError:
+                choice = "raise"
             choice = {"exit": "raise", "d": "delete", "r": "resume", "e": "raise"}.get(choice, choice)
     if choice == "delete":
         shutil.rmtree(folder)

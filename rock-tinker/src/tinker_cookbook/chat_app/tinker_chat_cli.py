@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import chz
 
 import tinker
-from tinker_cookbook import checkpoint_utils, renderers, tokenizer_utils
+from tinker_cookbook import checkpoint_utils, cli_utils, renderers, tokenizer_utils
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes import entry
 from tinker_cookbook.renderers import Message, format_content_as_string
@@ -79,8 +77,9 @@ async def main(config: Config) -> None:
         print(f"{config.model_path or base} ({name}); /clear begins again, /quit ends")
         while True:
             try:
-                line = await asyncio.to_thread(input, "> ")
+                line = await cli_utils.ask("> ")
             except EOFError:
+                print()
                 return
             if line.strip() == "/quit":
                 return

@@ -31,7 +31,7 @@ _REFUSED = (tinker.BadRequestError, tinker.AuthenticationError, tinker.Permissio
 @contextlib.contextmanager
 def faults_in_one_line() -> Iterator[None]:
     """A setting that cannot work, data that cannot be read, a server that refuses or does not answer end the program
-    with one line and exit code 1. `--help` is no fault."""
+    with one line and exit code 1, Ctrl-C with 130. `--help` is no fault."""
     _check_arguments()
     try:
         yield
@@ -39,6 +39,9 @@ def faults_in_one_line() -> Iterator[None]:
         if "--help" in sys.argv[1:]:
             sys.exit(0)
         raise
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
     except (ConfigurationError, DataError, RendererError) as error:
         sys.exit(f"refused: {error}")
     except _REFUSED as error:
@@ -69,9 +72,15 @@ def run(main: Callable[[Any], Any]) -> None:
     """
 
     def synchronous(config: Any) -> None:
-        result = main(config)
-        if inspect.isawaitable(result):
-            asyncio.run(_wait(result))
+        try:
+            result = main(config)
+            if inspect.isawaitable(result):
+                asyncio.run(_wait(result))
+        except KeyboardInterrupt:
+            if hasattr(config, "behavior_if_log_dir_exists"):
+                folder = config.log_path or "FOLDER (tinker-cookbook runs lists them)"
+                print(f"log_path={folder} behavior_if_log_dir_exists=resume goes on from here", file=sys.stderr)
+            raise
 
     parameter = next(iter(inspect.signature(main, eval_str=True).parameters.values()))
     synchronous.__annotations__["config"] = parameter.annotation

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import chz
 
 import tinker
-from tinker_cookbook import model_info, renderers, tokenizer_utils
+from tinker_cookbook import cli_utils, model_info, renderers, tokenizer_utils
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.rollouts import do_single_rollout
@@ -18,9 +16,9 @@ from tinker_cookbook.tokenizer_utils import Tokenizer
 async def get_async_input(prompt: str, multiline: bool = False) -> str:
     """A line (or, with ``multiline``, lines up to an empty one) from the terminal."""
     if not multiline:
-        return await asyncio.to_thread(input, prompt)
+        return await cli_utils.ask(prompt)
     lines: list[str] = []
-    while line := await asyncio.to_thread(input, prompt if not lines else ""):
+    while line := await cli_utils.ask(prompt if not lines else ""):
         lines.append(line)
     return "\n".join(lines)
 
@@ -51,7 +49,8 @@ class ManualPolicy(TokenCompleter):
 def print_trajectory_summary(trajectory: Trajectory) -> None:
     """Rewards and metrics of an episode."""
     total = sum(turn.reward for turn in trajectory.transitions)
-    print(f"{len(trajectory.transitions)} turns, reward {total:.3f}, ended by {trajectory.stop_reason}")
+    ended = f", ended by {trajectory.stop_reason}" if trajectory.stop_reason else ""
+    print(f"{len(trajectory.transitions)} turns, reward {total:.3f}{ended}")
     for turn in trajectory.transitions:
         print(f"  reward {turn.reward:.3f} {turn.metrics}")
 
@@ -90,7 +89,10 @@ async def main(config: Config | None = None) -> None:
         env = (await dataset.get_batch(0)[0].make_envs())[0]
     else:
         raise ConfigurationError(f"game={config.game!r} is unknown; use guess_number or arithmetic")
-    await play_env(env, tokenizer, config.multiline)
+    try:
+        await play_env(env, tokenizer, config.multiline)
+    except EOFError:
+        print()
 
 
 if __name__ == "__main__":

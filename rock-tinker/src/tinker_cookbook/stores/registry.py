@@ -22,7 +22,7 @@ _DEPTH = 3
 class RunInfo:
     """What is known of a run, whose files are below ``prefix`` of its storage.
 
-    ``status``: completed (a checkpoint is the final one), running (metrics changed within two minutes) or idle.
+    ``status``: completed (the last checkpoint is the final one), running (metrics changed within two minutes) or idle.
     """
 
     run_id: str
@@ -116,7 +116,7 @@ def _inspect(storage: Storage, prefix: str) -> RunInfo:
     names = storage.list_dir(prefix)
     changed = storage.stat(storage_join(prefix, METRICS))
     updated = changed.mtime if changed else None
-    final = any(record.get("final") for record in store.read_checkpoints())
+    final = any(record.get("final") for record in store.read_checkpoints()[-1:])  # a finished run may have gone on
     recent = updated is not None and time.time() - updated < _RUNNING_SECONDS
     return RunInfo(
         run_id=prefix or "root",
