@@ -207,7 +207,6 @@ class ModelArgsSection(Section):
     """Limits and options of the trained model."""
 
     max_lora_rank: int = Field(default=128, ge=1, le=4096)
-    attn_implementation: str | None = None
     dtype: str | None = None
     gradient_checkpointing: bool | None = None
 
@@ -338,13 +337,39 @@ def parse_devices(text: str) -> list[int]:
 ConfigType = TypeVar("ConfigType", bound=Section)
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML whose mappings hold each key once; by itself the last one would win silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[str, yaml.Node] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key.value in seen:
+                first = seen[key.value].start_mark.line + 1
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key.value!r} stands twice in one mapping (first in line {first}); remove one",
+                    problem_mark=key.start_mark,
+                )
+            seen[key.value] = key
+        return super().construct_mapping(node, deep)
+
+
+def _where(error: Exception) -> str:
+    """What is wrong, in one line."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    return str(error).splitlines()[0]
+
+
 def _load(cls: type[ConfigType], path: Path) -> ConfigType:
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {_where(error)}") from error
     if document is None:
         document = {}
     if not isinstance(document, dict):
@@ -367,9 +392,15 @@ def _describe(cls: type[BaseModel], document: dict[str, Any], item: dict[str, An
     if item["type"] == "missing":
         return f"{key}: missing; it must be given"
     message = str(item["msg"]).removeprefix("Value error, ")
+    if not location:
+        return message
+    if item["type"] == "value_error" and isinstance(item["input"], dict):
+        return f"{key}.{message}"  # a rule between the keys of a section; it names key and value itself
+    if item["type"] == "model_type":
+        message = "must be a mapping of keys and values"
     # A URL may hold a password.
     found = re.sub(r"://[^@/'\"]*@", "://***@", repr(item["input"]))
-    return f"{key}: {message} (found {found})" if location else message
+    return f"{key}: {message} (found {found})"
 
 
 def _fields_at(cls: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:

@@ -6,6 +6,7 @@ Every rule raises ValueError with the key, the value and the fix; ``EngineConfig
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -23,6 +24,8 @@ class ModelArgs(Protocol):
 
     @property
     def max_lora_rank(self) -> int: ...
+    @property
+    def dtype(self) -> str | None: ...
 
 
 class Role(Protocol):
@@ -38,9 +41,24 @@ class Role(Protocol):
     def num_gpus_per_worker(self) -> int: ...
 
 
+class Cluster(Protocol):
+    """``ClusterSection`` of config.py."""
+
+    @property
+    def temporary_folder(self) -> Path | None: ...
+
+
 class Config(Protocol):
     """``EngineConfig`` of config.py."""
 
+    @property
+    def pretrain(self) -> str: ...
+    @property
+    def model_name(self) -> str | None: ...
+    @property
+    def aliases(self) -> list[str]: ...
+    @property
+    def cluster(self) -> Cluster: ...
     @property
     def models(self) -> list[Any]: ...
     @property
@@ -68,6 +86,8 @@ STRATEGIES_OF_ROLE = {
 }
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts as max_lora_rank."""
+LONGEST_RAY_FOLDER = 40
+"""107 characters less those of ``/session_2026-11-30_12-00-00_000000_1234567/sockets/plasma_store``."""
 
 KNOWN_KEYS = {
     "torch": {
@@ -126,7 +146,12 @@ _COUNTS = (
     "max_num_batched_tokens",
     "max_loras",
     "max_cpu_loras",
+    "max_logprobs",
+    "block_size",
+    "cpu_kv_cache_gigabytes",
 )
+_TEXTS = ("load_format", "kv_cache_dtype")
+DTYPES = ("auto", "bfloat16", "bf16", "float32", "fp32")
 _SWITCHES = (
     "activation_checkpointing",
     "reshard_after_forward",
@@ -140,10 +165,13 @@ _SWITCHES = (
 
 def check_engine(config: Config) -> None:
     """Raises ValueError for the first rule that is broken."""
+    _check_names(config)
     for name, role in roles(config).items():
         _check_strategy(name, role)
         _check_values(name, role)
+        _check_dtypes(name, role)
         _check_devices(config, name, role)
+    _check_nodes(config)
     _check_train(config)
     _check_infer(config)
     _check_reference(config)
@@ -193,6 +221,17 @@ def vllm_lora_rank(rank: int) -> int:
     )
 
 
+def _check_names(config: Config) -> None:
+    names = [config.model_name or config.pretrain, *config.aliases]
+    for model in config.models:
+        names += [model.model_name or model.pretrain, *model.aliases]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"model_name, aliases, models: the name {twice[0]!r} is given twice; give every base model its own names"
+        )
+
+
 def _check_strategy(name: str, role: Role) -> None:
     possible = STRATEGIES_OF_ROLE[name]
     if strategy(role) not in possible:
@@ -218,6 +257,20 @@ def _check_values(name: str, role: Role) -> None:
     for key in _SWITCHES:
         if not isinstance(given.get(key, True), bool):
             raise ValueError(f"{at}.{key}: {given[key]!r} must be true or false")
+    for key in _TEXTS:
+        if not isinstance(given.get(key, ""), str):
+            raise ValueError(f"{at}.{key}: {given[key]!r} must be a name, such as auto")
+    if given.get("load_format") == "dummy":
+        raise ValueError(f"{at}.load_format: dummy would sample from random weights; use auto")
+    if given.get("max_cpu_loras", 2**31) < given.get("max_loras", 1):
+        raise ValueError(
+            f"{at}.max_cpu_loras: {given['max_cpu_loras']} is below max_loras {given['max_loras']}; raise it to at least that"
+        )
+    if given.get("max_num_batched_tokens", 2**31) < given.get("max_num_seqs", 1):
+        raise ValueError(
+            f"{at}.max_num_batched_tokens: {given['max_num_batched_tokens']} is below max_num_seqs "
+            f"{given['max_num_seqs']}; every running sequence needs a token a step, so raise it or lower max_num_seqs"
+        )
     share = given.get("gpu_memory_utilization", 0.5)
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
         raise ValueError(f"{at}.gpu_memory_utilization: {share!r} must be between 0 and 1, such as 0.85")
@@ -229,6 +282,16 @@ def _check_values(name: str, role: Role) -> None:
         raise ValueError(f"{at}.sleep_level: {given['sleep_level']!r} must be 1 (weights to memory) or 2 (dropped)")
 
 
+def _check_dtypes(name: str, role: Role) -> None:
+    places = {
+        f"{name}.model_args.dtype": role.model_args.dtype,
+        f"{name}.strategy_args.strategy_config.dtype": options(role).get("dtype"),
+    }
+    for key, value in places.items():
+        if value is not None and value not in DTYPES:
+            raise ValueError(f"{key}: {value!r} is unknown; use auto, bfloat16 or float32")
+
+
 def _check_devices(config: Config, name: str, role: Role) -> None:
     devices = role.device_mapping
     if strategy(role) != "torch" and not devices:
@@ -236,7 +299,17 @@ def _check_devices(config: Config, name: str, role: Role) -> None:
             f"{name}.device_mapping: {strategy(role)} needs the numbers of its devices, such as 0-7; "
             "with `device: cpu` each number is one process"
         )
+    if strategy(role) == "torch" and len(devices or ()) > 1:
+        raise ValueError(
+            f"{name}.device_mapping: {devices}, but the torch strategy computes on one device; name one, or set "
+            f"{name}.strategy_args.strategy_name to {'vllm' if name == 'actor_infer' else 'fsdp2_train'}"
+        )
     per_node = config.num_gpus_per_node
+    if per_node == 0 and devices and config.device != "cpu" and is_cluster(config):
+        raise ValueError(
+            f"num_gpus_per_node: 0, but {name}.device_mapping names {len(devices)} devices; correct the count, or set "
+            "`device: cpu`"
+        )
     if devices and per_node is not None and config.device != "cpu":
         limit = config.num_nodes * per_node
         if max(devices) >= limit:
@@ -247,6 +320,37 @@ def _check_devices(config: Config, name: str, role: Role) -> None:
     if config.num_nodes > 1 and per_node is None and is_cluster(config):
         raise ValueError(
             f"num_gpus_per_node: missing; num_nodes {config.num_nodes} needs it to know which device is on which node"
+        )
+
+
+def _check_nodes(config: Config) -> None:
+    """Every node of the cluster has work, and equally many ranks of a group that spans nodes."""
+    folder = config.cluster.temporary_folder
+    if folder is not None and len(str(folder)) > LONGEST_RAY_FOLDER:
+        raise ValueError(
+            f"cluster.temporary_folder: {folder} has {len(str(folder))} characters; Ray makes sockets below it, whose path may "
+            f"have 107, so name a folder of at most {LONGEST_RAY_FOLDER}"
+        )
+    per_node, train, infer = config.num_gpus_per_node, config.actor_train, config.actor_infer
+    if not is_cluster(config) or not per_node or config.device == "cpu":
+        return
+    mapped = {d for role in (train, infer) for d in role.device_mapping or []}
+    idle = set(range(config.num_nodes)) - {device // per_node for device in mapped}
+    if idle:
+        raise ValueError(
+            f"num_nodes: {config.num_nodes}, but no device_mapping names a device of node {min(idle)} (devices "
+            f"{min(idle) * per_node}-{min(idle) * per_node + per_node - 1}); correct the mappings or the count"
+        )
+    if strategy(train) != "fsdp2_train":
+        return
+    nodes = [device // per_node for device in train.device_mapping or []]
+    counts = {node: nodes.count(node) for node in sorted(set(nodes))}
+    size = options(train).get("fsdp_size", len(nodes))
+    if len(set(counts.values())) > 1 and any(count % size for count in counts.values()):
+        shown = ", ".join(f"{count} on node {node}" for node, count in counts.items())
+        raise ValueError(
+            f"actor_train.device_mapping: {shown}; a group of {size} ranks (fsdp_size) that spans nodes needs equally many "
+            "on each, so correct the mapping, or choose an fsdp_size that divides each of these counts"
         )
 
 
@@ -322,6 +426,17 @@ def _check_reference(config: Config) -> None:
 
 
 def _check_overlap(config: Config) -> None:
+    mapping = config.actor_train.device_mapping
+    if not is_cluster(config) and (mapping or config.actor_infer.device_mapping or [0]) != [0]:
+        raise ValueError(
+            f"actor_train.device_mapping: {mapping}, actor_infer.device_mapping: {config.actor_infer.device_mapping}, but the "
+            "embedded engine takes the first visible GPU; leave both out, and choose with CUDA_VISIBLE_DEVICES"
+        )
+    alone = has_trainer(config) and strategy(config.actor_train) == "torch" and strategy(config.actor_infer) == "vllm"
+    if alone and not mapping and config.device != "cpu":
+        raise ValueError(
+            "actor_train.device_mapping: missing; beside vllm the torch trainer must say which GPU it uses, such as [0]"
+        )
     shared = shared_devices(config)
     if not shared:
         return
