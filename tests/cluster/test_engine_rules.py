@@ -11,9 +11,10 @@ import yaml
 from tinker_backend.config import EngineConfig
 from tinker_backend.engine_rules import has_trainer, shared_devices, vllm_lora_rank
 from tinker_backend.errors import ConfigError
-from tinker_backend.runtime.ray.dry_run import dry_run, memory_lines
+from tinker_backend.runtime.ray.dry_run import dry_run
 from tinker_backend.runtime.ray.placement import place, placement_problems
 from tinker_backend.runtime.ray.versions import installed, problems
+from tinker_backend.scaling.plan import memory_findings
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -117,7 +118,7 @@ def test_two_nodes_need_a_ray_and_a_folder_of_their_own() -> None:
     (ports,) = placement_problems(config_of(**many))
     assert "cluster.base_port" in ports
     assert placement_problems(config_of()) == []
-    assert (False, wrong[0]) in dry_run(config_of(**two), None)
+    assert (False, wrong[0]) in dry_run(config_of(**two))
 
 
 def test_without_actor_train_vllm_serves_rollouts_alone() -> None:
@@ -151,9 +152,7 @@ def test_missing_and_wrong_versions_are_named() -> None:
 def test_an_embedded_engine_needs_no_dry_run(tmp_path: Path) -> None:
     path = tmp_path / "engine.yaml"
     path.write_text("pretrain: some/model\n")
-    assert dry_run(EngineConfig.load(path), None) == [
-        (True, "embedded engine: trainer and sampler in one process, no Ray")
-    ]
+    assert dry_run(EngineConfig.load(path)) == [(True, "embedded engine: trainer and sampler in one process, no Ray")]
 
 
 def test_memory_is_estimated_from_the_models_folder(tmp_path: Path) -> None:
@@ -163,16 +162,17 @@ def test_memory_is_estimated_from_the_models_folder(tmp_path: Path) -> None:
         '{"num_hidden_layers": 36, "hidden_size": 2560, "num_attention_heads": 32, "num_key_value_heads": 8,'
         ' "head_dim": 128, "intermediate_size": 9728, "vocab_size": 151936, "tie_word_embeddings": true}'
     )
-    train, infer = memory_lines(config_of(pretrain=str(model)))
-    assert "GiB when all weights are trained" in train and "weights 7.5 GiB" in infer
-    (short,) = memory_lines(config_of())
-    assert "no estimate" in short
+    title, train, beside, infer = memory_findings(config_of(pretrain=str(model)), 80, "assumed")
+    assert "GPUs of 80 GiB (assumed)" in title[1] and "GiB when all weights are trained" in train[1]
+    assert "the trainer keeps" in beside[1] and "weights 7.5 GiB" in infer[1]
+    (short,) = memory_findings(config_of(), 80, "assumed")
+    assert "no estimate" in short[1]
     # The sizes of what the quick start names are known before it is downloaded.
-    train, infer = memory_lines(config_of(pretrain="Qwen/Qwen3-4B-Instruct-2507"))
-    assert "GiB with one adapter of rank 128" in train and "weights 7.5 GiB" in infer
-    assert "no estimate" in memory_lines(config_of(pretrain="Qwen/Qwen3-4Bit"))[0]
-    tight = memory_lines(config_of(pretrain=str(model)), gpu_gib=14)
-    assert "would not hold one sequence" in tight[-1]
+    _, train, _, infer = memory_findings(config_of(pretrain="Qwen/Qwen3-4B-Instruct-2507"), 80, "assumed")
+    assert "GiB with one adapter of rank 128" in train[1] and "weights 7.5 GiB" in infer[1]
+    assert "no estimate" in memory_findings(config_of(pretrain="Qwen/Qwen3-4Bit"), 80, "assumed")[0][1]
+    good, tight = memory_findings(config_of(pretrain=str(model)), 14, "assumed")[-1]
+    assert not good and "fewer than one sequence" in tight
 
 
 def test_files_of_configure_are_validated_by_doctor_without_gpus(tmp_path: Path) -> None:

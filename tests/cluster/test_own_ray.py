@@ -104,3 +104,21 @@ def test_a_runtime_with_another_mode_of_authentication_is_told_so(ray_address: s
     finally:
         for runtime in runtimes:
             runtime.end()
+
+
+def test_the_numbers_of_gpus_count_those_that_the_server_may_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tinker_backend.config import EngineConfig
+    from tinker_backend.runtime.ray.placement import place
+    from tinker_backend.runtime.ray.ray_cluster import RayCluster
+
+    def names(address: str | None) -> list[str]:
+        vllm = {"strategy_args": {"strategy_name": "vllm"}, "device_mapping": "0-3", "num_gpus_per_worker": 2}
+        config = EngineConfig.model_validate({"pretrain": "none", "actor_infer": vllm, "cluster": {"address": address}})
+        cluster = RayCluster(config.cluster, place(config))
+        return [cluster._cuda_names(seat) for seat in cluster.placement.infer]
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert names(None) == ["0,1", "2,3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5, 6,GPU-7a")
+    assert names(None) == ["4,5", "6,GPU-7a"]
+    assert names("auto") == ["0,1", "2,3"], "what other nodes show is not known here"

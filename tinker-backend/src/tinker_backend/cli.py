@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import resource
-import shutil
 import socket
 import sys
 from importlib import import_module
@@ -55,11 +54,13 @@ def serve(config_path: Path, host: str | None, port: int | None) -> None:
         config = RuntimeConfig.load(config_path)
         changes = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
         config = config.model_copy(update={"backend": config.backend.model_copy(update=changes)})
-        if config.runtime.command is None:
-            EngineConfig.load(config.runtime.engine)  # a mistake in it is told before a process starts
+        # A mistake in engine.yaml is told before a process starts.
+        engine = EngineConfig.load(config.runtime.engine) if config.runtime.command is None else None
         _log_to(config)
         click.echo(_shown(config))
         config.check_listen_address()
+        if engine is not None:
+            _check_engine(config, engine)
         _raise_file_limit()
         listener = _listen(config.backend.host, config.backend.port)
         supervisor = Supervisor(config.runtime, config.logs.folder)
@@ -76,6 +77,15 @@ def serve(config_path: Path, host: str | None, port: int | None) -> None:
     except KeyboardInterrupt:
         code = 130
     sys.exit(code)
+
+
+def _check_engine(config: RuntimeConfig, engine: EngineConfig) -> None:
+    """Raises ConfigError for what a runtime would find wrong with models and devices after it was started for nothing."""
+    from .doctor import start_problems
+
+    if problems := start_problems(config, engine):
+        lines = "".join(f"\n  {text}" for text in problems)
+        raise ConfigError(f"{config.runtime.engine} cannot be used:{lines}")
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -174,7 +184,10 @@ def checkpoints(base_url: str, as_json: bool) -> None:
 
 @main.command()
 @click.option("--config", "config_path", type=click.Path(path_type=Path), required=True, help="runtime.yaml")
-def doctor(config_path: Path) -> None:
+@click.option(
+    "--gpu-gib", type=click.FloatRange(min=1), help="Memory of a GPU for the estimate, instead of this machine's"
+)
+def doctor(config_path: Path, gpu_gib: float | None) -> None:
     """Look for what would keep the server from running; exits with 1 when something does."""
     problems = 0
 
@@ -198,11 +211,7 @@ def doctor(config_path: Path) -> None:
     except BackendError as error:
         report(False, str(error))
     from .doctor import examine
-    from .runtime.ray.dry_run import dry_run
 
-    for good, text in examine(config, engine):
-        report(good, text)
-    runtime_python = config.runtime.python
-    for good, text in dry_run(engine, runtime_python if shutil.which(runtime_python or "") else None):
+    for good, text in examine(config, engine, gpu_gib):
         report(good, text)
     sys.exit(1 if problems else 0)

@@ -32,7 +32,7 @@ def train_table(shape: ModelShape, gpu_gib: float, tokens: int) -> list[str]:
             kind = f"LoRA {rank}" if rank else "all weights"
             parts = (m.base, m.gathered, m.gradients + m.optimizer, m.adapters, m.activations + m.logits)
             cells = " | ".join(f"{part / GIB:.2f}" for part in parts)
-            fits = "yes" if m.gpu < 0.9 * gpu_gib * GIB else "no"
+            fits = "yes" if m.fits(gpu_gib * GIB) else "no"
             rows.append(f"| {ranks} | {kind} | {cells} | {m.gpu / GIB:.1f} | {fits} |")
     return rows
 

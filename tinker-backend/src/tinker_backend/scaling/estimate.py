@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from tinker_backend.scaling.model_shape import ModelShape
 
 GIB = 1024**3
+FITS = 0.9
+"""Share of a GPU that an estimate may take; the rest is for fragments, NCCL and CUDA itself."""
+DEFAULT_UTILIZATION = 0.85
+WORKING = 2 * GIB
+"""vLLM's kernels, captured graphs and the activations of a prefill chunk."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class SampleKnobs:
     """What decides the sampler's memory."""
 
     tensor_parallel: int = 1
-    utilization: float = 0.85
+    utilization: float = DEFAULT_UTILIZATION
     lora_rank: int = 32
     max_loras: int = 4
 
@@ -57,6 +62,15 @@ class TrainMemory:
         return (
             self.base + self.gathered + self.gradients + self.optimizer + self.adapters + self.activations + self.logits
         )
+
+    @property
+    def held(self) -> float:
+        """What stays on the GPU between two passes."""
+        return self.base + self.gradients + self.optimizer + self.adapters
+
+    def fits(self, gpu_bytes: float) -> bool:
+        """Whether a GPU of so much memory holds it."""
+        return self.gpu < FITS * gpu_bytes
 
 
 def train_memory(shape: ModelShape, knobs: TrainKnobs) -> TrainMemory:
@@ -108,8 +122,7 @@ def sample_memory(shape: ModelShape, knobs: SampleKnobs, gpu_bytes: float) -> Sa
     parallel = knobs.tensor_parallel
     weights = 2.0 * shape.parameters / parallel
     adapters = 2.0 * shape.lora(knobs.lora_rank) * knobs.max_loras / parallel if knobs.lora_rank else 0.0
-    working = 2 * GIB  # kernels, captured graphs and the activations of a prefill chunk
-    cache = max(0.0, gpu_bytes * knobs.utilization - weights - adapters - working)
+    cache = max(0.0, gpu_bytes * knobs.utilization - weights - adapters - WORKING)
     # Key-value heads cannot be split further than one a GPU; more GPUs then hold copies.
     per_token = shape.kv_bytes_per_token / min(parallel, shape.kv_heads)
     return SampleMemory(weights, adapters, cache, int(cache / per_token))

@@ -33,6 +33,8 @@ from tinker_backend.runtime.ray.weight_sync import ExchangeFolder
 from tinker_backend.runtime.roles import RuntimeFault
 from tinker_backend.runtime.torch_sampler import TorchSampler
 from tinker_backend.runtime.torch_trainer import TorchTrainer
+from tinker_backend.scaling.estimate import DEFAULT_UTILIZATION
+from tinker_backend.scaling.plan import DEFAULT_PACK_TOKENS
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +163,7 @@ class _Builder:
             return None
         given = options(self.config.actor_train)
         checkpointing = self.config.actor_train.model_args.gradient_checkpointing
-        tokens = given.get("max_tokens_per_batch", 16384 if self.on_gpus else 4096)
+        tokens = given.get("max_tokens_per_batch", DEFAULT_PACK_TOKENS if self.on_gpus else 4096)
         if not self.fsdp:
             switch = given.get("activation_checkpointing", False) if checkpointing is None else checkpointing
             return LocalTrainer(TorchTrainer(dict.fromkeys(names, base), tokens, switch), self.cluster.own_address)
@@ -211,7 +213,7 @@ class _Builder:
         engine = {key: value for key, value in given.items() if key not in _OWN_KEYS}
         wanted = given.get("dtype", self.config.actor_infer.model_args.dtype)
         engine |= {
-            "dtype": _torch_name(pick_dtype(wanted, torch.device("cpu")) if wanted else self.dtype),
+            "dtype": _torch_name(self.dtype if wanted in (None, "auto") else pick_dtype(wanted, torch.device("cpu"))),
             "tensor_parallel_size": given.get("tensor_parallel_size", self.config.actor_infer.num_gpus_per_worker),
             "pipeline_parallel_size": given.get("pipeline_parallel_size", 1),
             "max_model_len": min(given.get("max_model_len", base.context), base.context),
@@ -224,6 +226,8 @@ class _Builder:
             "worker_extension_cls": "tinker_backend.runtime.ray.vllm_worker.WeightReceiver",
             "enable_sleep_mode": given.get("enable_sleep_mode", self.on_gpus and shared),
         }
+        if self.on_gpus:
+            engine.setdefault("gpu_memory_utilization", DEFAULT_UTILIZATION)
         # One device needs no process of its own beside the engine's. Of more, each has one on this node: left to itself,
         # vLLM would ask Ray for them, as it runs in a placement group, whose one bundle it could not divide.
         engine["distributed_executor_backend"] = "uni" if self.config.actor_infer.num_gpus_per_worker == 1 else "mp"

@@ -117,6 +117,19 @@ def placement_problems(config: EngineConfig) -> list[str]:
     return text
 
 
+def port_problems(config: EngineConfig, backend_port: int) -> list[str]:
+    """A sentence where the server's own port is one of those that the engine will bind."""
+    placement = place(config)
+    taken = [range(seat.port, seat.port + 1) for seat in placement.train if seat.port is not None]
+    taken += [range(seat.port, seat.port + _PORTS_PER_REPLICA) for seat in placement.infer if seat.port is not None]
+    return [
+        f"cluster.base_port: {config.cluster.base_port} gives ports {ports.start}-{ports.stop - 1} to a process of the engine, and "
+        f"backend.port {backend_port} is one of them; change either"
+        for ports in taken
+        if backend_port in ports
+    ]
+
+
 def _seat(role: str, rank: int, devices: list[int], per_node: int, port: int | None) -> Seat:
     local = tuple(device % per_node for device in devices)
     return Seat(role, rank, devices[0] // per_node, tuple(devices), local, port)

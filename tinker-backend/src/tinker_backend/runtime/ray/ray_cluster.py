@@ -133,7 +133,7 @@ class RayCluster:
         environment = dict(variables or {})
         if self.placement.on_gpus:
             environment |= {
-                "CUDA_VISIBLE_DEVICES": ",".join(map(str, seat.local_devices)),
+                "CUDA_VISIBLE_DEVICES": self._cuda_names(seat),
                 "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
             }
         remote = ray.remote(cls).options(
@@ -148,6 +148,12 @@ class RayCluster:
             runtime_env={"env_vars": environment},
         )
         return remote.remote(*arguments)
+
+    def _cuda_names(self, seat: Seat) -> str:
+        """The seat's GPUs as CUDA takes them. Where only some of this machine's are visible, the numbers count those."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") if self.config.address is None else None
+        names = [name.strip() for name in visible.split(",")] if visible else None
+        return ",".join(str(number) if names is None else names[number] for number in seat.local_devices)
 
     def own_address(self) -> str:
         """Address of this process's node."""
