@@ -62,6 +62,11 @@ class AdminTransport:
             raise TransportError(
                 f"{method} {path}: admin {self.base_url} gave no answer ({type(error).__name__})"
             ) from error
+        except httpx.ConnectError as error:
+            raise TransportError(
+                f"{method} {path}: admin {self.base_url} is not reachable ({error}); start one (rock worker start, "
+                "rock admin start), or give the address of another (ROCK_BASE_URL)"
+            ) from error
         except httpx.HTTPError as error:
             raise TransportError(f"{method} {path}: admin {self.base_url} is not reachable: {error!r}") from error
         return result_of(answer)
