@@ -202,6 +202,27 @@ def test_sampler_and_trainer_of_the_engine_agree(recipe_backend: RecipeBackend, 
     assert len(rows) == 2 and all(row["kl_sample_train_v2"] < 1e-9 < 1e-3 < row["moved_v2"] for row in rows), rows
 
 
+def test_a_sweep_runs_in_processes_of_its_own_and_ends_with_a_table(
+    recipe_backend: RecipeBackend, tmp_path: Path
+) -> None:
+    base = {
+        "model_name": recipe_backend.model,
+        "renderer_name": "qwen3_instruct",
+        **CHAT,
+        "max_steps": 2,
+        "eval_every": 0,
+    }
+    settings = {f"base.{name}": value for name, value in base.items()}
+    settings |= {"learning_rates": "1e-3,1e-2", "lora_ranks": "4", "max_parallel": 2, "sweep_dir": "sweep"}
+    output = recipe_backend.run_recipe("chat_sl.sweep.cli", tmp_path, settings).splitlines()
+    assert [line.split()[0] for line in output[-2:]] == ["0.001", "0.01"] and "rank 4" in output[-3]
+    for name in ("learning_rate-0.001_lora_rank-4", "learning_rate-0.01_lora_rank-4"):
+        check_run(tmp_path / "sweep" / name, Case({}, SL_KEYS, steps=3))
+        assert "checkpoint final" in (tmp_path / "sweep" / f"{name}.out").read_text()
+    again = recipe_backend.run_recipe("chat_sl.sweep.cli", tmp_path, {**settings, "skip_existing": "true"})
+    assert again.splitlines()[-3:] == output[-3:]
+
+
 def test_the_stages_of_rlhf_follow_one_another(recipe_backend: RecipeBackend, tmp_path: Path) -> None:
     settings = {
         "base_model": recipe_backend.model,

@@ -1,0 +1,1 @@
+"""Recipe: a run for every combination of settings."""
