@@ -58,14 +58,14 @@ def test_a_refused_request_uses_up_its_number(server: Any, mock: Any, training: 
     assert seq_ids(server) == [1, 2]
 
 
-def test_data_that_cannot_be_encoded_skips_a_number(server: Any, training: Any, datum: Any) -> None:
+def test_data_that_cannot_be_encoded_uses_no_number(server: Any, training: Any, datum: Any) -> None:
     pointer = types.ImageAssetPointerChunk(format="png", location="s3://x", expected_tokens=1)
     bad = types.Datum(types.ModelInput(chunks=[pointer]), {"target_tokens": [1], "weights": [1.0]})
     training.forward_backward([datum()], "cross_entropy").result(10)
     with pytest.raises(ValueError, match="ImageAssetPointerChunk"):
         training.forward_backward([bad], "cross_entropy").result(10)
     training.optim_step(types.AdamParams()).result(10)
-    assert seq_ids(server) == [1, 3]
+    assert seq_ids(server) == [1, 2]
 
 
 def test_a_cancelled_request_does_not_block_the_next(server: Any, mock: Any, training: Any) -> None:
@@ -78,6 +78,66 @@ def test_a_cancelled_request_does_not_block_the_next(server: Any, mock: Any, tra
     gate.set()
     assert third.result(10).metrics
     first.future().cancel()
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("hello", r"data\[0\] must be a tinker.Datum, got str"),
+        ([{"tokens": [1]}], r"data\[0\] must be a tinker.Datum, got dict"),
+        ([types.Datum(types.ModelInput.from_ints([1, 2**40]), {"target_tokens": [1, 2]})], r"data\[0\].*1099511627776"),
+    ],
+)
+def test_what_can_never_be_sent_is_told_at_once(server: Any, training: Any, bad: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        training.forward_backward(bad, "cross_entropy")
+    with pytest.raises(TypeError, match=r"loss_fn_config\['beta'\] must be a number or text, got None"):
+        training.forward_backward([_plain()], "dro", {"beta": None})
+    with pytest.raises(TypeError, match=r"\[datum\]"):
+        training.forward(_plain(), "cross_entropy")
+    training.optim_step(types.AdamParams()).result(10)
+    assert seq_ids(server) == [1]
+
+
+def _plain() -> types.Datum:
+    return types.Datum(types.ModelInput.from_ints([1]), {"target_tokens": [2], "weights": [1.0]})
+
+
+def test_a_request_that_cannot_be_made_leaves_no_gap(server: Any, training: Any) -> None:
+    refused = training.save_state(5)
+    also_refused = training.optim_step("adam")
+    after = training.optim_step(types.AdamParams())
+    for future in (refused, also_refused):
+        with pytest.raises(ValueError, match="validation error"):
+            future.result(10)
+    after.result(10)
+    assert seq_ids(server) == [1]
+
+
+def test_a_request_cancelled_before_its_turn_leaves_no_gap(server: Any, mock: Any, training: Any) -> None:
+    gate = threading.Event()
+    server.script("optim_step", mock.Answer(json={"request_id": "x"}, wait_for=gate))
+    training.optim_step(types.AdamParams())
+    second = training.save_state("never")
+    third = training.optim_step(types.AdamParams())
+    assert second.future().cancel()
+    gate.set()
+    third.result(10)
+    assert seq_ids(server) == [1, 2] and not server.calls("save_weights")
+
+
+def test_a_request_cancelled_on_its_way_arrives_before_the_next_leaves(server: Any, mock: Any, training: Any) -> None:
+    gate = threading.Event()
+    server.script("optim_step", mock.Answer(503), mock.Answer(json={"request_id": "x"}, wait_for=gate))
+    first = training.optim_step(types.AdamParams())
+    second = training.save_state("next")
+    server.wait_calls("optim_step", 1)
+    assert first.future().cancel()
+    server.wait_calls("optim_step", 2)
+    assert not server.calls("save_weights")
+    gate.set()
+    second.result(10)
+    assert seq_ids(server) == [1, 1, 2]
 
 
 def test_repeated_posts_carry_the_same_number_and_content(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ._encode import check_data
 from ._loop import LOOP
 from ._loss_handle import LossHandle
 from ._passes import Pass, collect, send_pass
@@ -42,24 +43,24 @@ def run_custom_pass(
 ) -> ConcurrentFuture[ForwardBackwardOutput]:
     """Start the pass; raises ValueError for data that it cannot use and ImportError without torch."""
     import_torch()
-    data = list(data)
+    data = check_data(data)
     function = _over_batch(loss_fn) if isinstance(loss_fn, LossHandle) else loss_fn
     plan = Pass.plan(holder.flags, [_server_datum(datum) for datum in data], _SERVER_LOSS, None, forward_only=True)
     count = len(plan.chunks)
     turn = turns.reserve(2 * count)
-    ids = list(turn.seq_ids)
 
     async def run() -> ForwardBackwardOutput:
         async with turn:
+            ids = list(turn.seq_ids)
             try:
-                promises = await send_pass(holder, model_id, plan, ids[:count], observer)
+                promises = await send_pass(holder, model_id, plan, turn, ids[:count], observer)
                 forward = await collect(promises)
                 loop = asyncio.get_running_loop()
                 loss, metrics, weights = await loop.run_in_executor(
                     _EXECUTOR, _differentiate, function, data, _logprobs_of(forward, len(data))
                 )
                 backward = dataclasses.replace(plan, chunks=_with_weights(plan.chunks, weights), forward_only=False)
-                promises = await send_pass(holder, model_id, backward, ids[count:], observer)
+                promises = await send_pass(holder, model_id, backward, turn, ids[count:], observer)
             except BaseException as error:
                 turns.poison(error)  # the server waits for the ids that were reserved and not used
                 raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from .types.tensor_data import TensorData
 
 _DTYPES = {"float32": _proto.DTYPE_FLOAT32, "int64": _proto.DTYPE_INT64}
 BYTES_PER_TOKEN = 4
+_INT32_END = 2**31
 
 
 def encode_forward_backward(
@@ -40,6 +41,44 @@ def encode_forward_backward(
     return bytes(message.SerializeToString(deterministic=True))
 
 
+def check_data(data: Any) -> list[Datum]:
+    """The datums of a call as a list. Raises TypeError, ValueError for what cannot be sent."""
+    if isinstance(data, Datum) or not isinstance(data, Iterable):
+        raise TypeError(f"data must be a list of Datum, got {type(data).__name__}; put it in brackets: [datum]")
+    datums = list(data)
+    if not datums:
+        raise ValueError("data must hold at least one Datum")
+    for i, datum in enumerate(datums):
+        if not isinstance(datum, Datum):
+            raise TypeError(f"data[{i}] must be a tinker.Datum, got {type(datum).__name__}")
+        if not isinstance(datum.model_input, ModelInput):
+            raise TypeError(f"data[{i}].model_input must be a ModelInput, got {type(datum.model_input).__name__}")
+        for chunk in datum.model_input.chunks:
+            _check_chunk(chunk, f"data[{i}].model_input")
+    return datums
+
+
+def _check_chunk(chunk: Any, field: str) -> None:
+    if isinstance(chunk, EncodedTextChunk):
+        if len(chunk.tokens) and not (min(chunk.tokens) >= -_INT32_END and max(chunk.tokens) < _INT32_END):
+            bad = next(token for token in chunk.tokens if not -_INT32_END <= token < _INT32_END)
+            raise ValueError(f"{field} holds token id {bad}, which does not fit 32 bits; send ids of the tokenizer")
+    elif not isinstance(chunk, ImageChunk | DmelChunk):
+        raise ValueError(
+            f"{field}: {type(chunk).__name__} is not supported in training data; send the bytes as an ImageChunk"
+        )
+
+
+def check_config(config: Mapping[str, float | str] | None) -> None:
+    """Raises TypeError for values of ``loss_fn_config`` that are neither numbers nor text."""
+    for key, value in (config or {}).items():
+        if not isinstance(value, str):
+            try:
+                float(value)
+            except (TypeError, ValueError) as error:
+                raise TypeError(f"loss_fn_config[{key!r}] must be a number or text, got {value!r}") from error
+
+
 def _encode_datum(message: Any, datum: Datum) -> None:
     for chunk in datum.model_input.chunks:
         _encode_chunk(message.model_input.add(), chunk)
@@ -61,10 +100,8 @@ def _encode_chunk(message: Any, chunk: Any) -> None:
         message.image.format = chunk.format
         if chunk.expected_tokens is not None:
             message.image.expected_tokens = chunk.expected_tokens
-    elif isinstance(chunk, DmelChunk):
-        message.dmel.dmel = chunk.dmel
     else:
-        raise ValueError(f"{type(chunk).__name__} is not supported in training data; send the bytes as an ImageChunk")
+        message.dmel.dmel = chunk.dmel
 
 
 def _encode_tensor(message: Any, tensor: TensorData) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ._chunks import combine, plan_chunks
 from ._decode import decode_forward_backward
-from ._encode import datum_bytes, encode_forward_backward
+from ._encode import check_config, check_data, datum_bytes, encode_forward_backward
 from ._http import Call
 from ._pools import PoolKind
 from ._promise import Expected, Promise, submit
@@ -45,9 +45,9 @@ class Pass:
         *,
         forward_only: bool,
     ) -> Pass:
-        """Raises ValueError for empty data."""
-        if not data:
-            raise ValueError("data must hold at least one Datum")
+        """Raises ValueError and TypeError for data that cannot be sent; nothing has been, and no id is used."""
+        data = check_data(data)
+        check_config(loss_fn_config)
         chunks = plan_chunks(data, max_bytes=flags.fwdbwd_max_chunk_bytes_count, max_datums=flags.fwdbwd_max_chunk_len)
         return cls(chunks, loss_fn, loss_fn_config, forward_only)
 
@@ -57,7 +57,7 @@ async def run_pass(
 ) -> ForwardBackwardOutput:
     """Send a pass in its turn and wait for its result."""
     async with turn:
-        promises = await send_pass(holder, model_id, plan, list(turn.seq_ids), observer)
+        promises = await turn.complete(send_pass(holder, model_id, plan, turn, list(turn.seq_ids), observer))
     return await collect(promises)
 
 
@@ -66,7 +66,7 @@ async def collect(promises: Sequence[FbPromise]) -> ForwardBackwardOutput:
 
 
 async def send_pass(
-    holder: Holder, model_id: str, plan: Pass, seq_ids: Sequence[int], observer: QueueStateObserver
+    holder: Holder, model_id: str, plan: Pass, turn: Turn, seq_ids: Sequence[int], observer: QueueStateObserver
 ) -> list[FbPromise]:
     """POST all chunks; the promises in chunk order.
 
@@ -75,7 +75,7 @@ async def send_pass(
     """
 
     async def send(index: int) -> FbPromise:
-        return await _send_chunk(holder, model_id, plan, index, seq_ids[index], observer)
+        return await _send_chunk(holder, model_id, plan, turn, index, seq_ids[index], observer)
 
     if not holder.flags.parallel_fwdbwd_chunks:
         return [await send(index) for index in range(len(plan.chunks))]
@@ -84,7 +84,7 @@ async def send_pass(
 
 
 async def _send_chunk(
-    holder: Holder, model_id: str, plan: Pass, index: int, seq_id: int, observer: QueueStateObserver
+    holder: Holder, model_id: str, plan: Pass, turn: Turn, index: int, seq_id: int, observer: QueueStateObserver
 ) -> FbPromise:
     chunk = plan.chunks[index]
     size = sum(datum_bytes(datum) for datum in chunk)
@@ -111,4 +111,5 @@ async def _send_chunk(
     async with holder.training_bytes.hold(size):
         body, headers = await asyncio.to_thread(encode) if size > _THREAD_BYTES else encode()
         call = Call("POST", "forward_backward", content=body, headers=headers)
+        turn.sent = True
         return await submit(holder, PoolKind.TRAIN, call, expected, observer=observer)

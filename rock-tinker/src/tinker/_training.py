@@ -320,14 +320,16 @@ class TrainingClient(Client):
         retries: int | None = None,
     ) -> AwaitableConcurrentFuture[Any]:
         turn = self._turns.reserve()
-        (seq_id,) = turn.seq_ids
         options = {} if retries is None else {"retries": retries}
 
         async def run() -> Any:
             async with turn:
+                (seq_id,) = turn.seq_ids
                 call = Call("POST", path, make_request(seq_id), **options)  # type: ignore[arg-type]
                 expected: Expected[M] = Expected(request_type, model=model)
-                promise = await submit(self.holder, PoolKind.TRAIN, call, expected, observer=self._observer)
+                turn.sent = True
+                sending = submit(self.holder, PoolKind.TRAIN, call, expected, observer=self._observer)
+                promise = await turn.complete(sending)
             return convert(await promise.result())
 
         started = self._start(method, run())

@@ -5,23 +5,32 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from ._loop import LOOP
 
+T = TypeVar("T")
+
 
 class Turn:
-    """Ids ``first .. first + count - 1``, reserved at call time."""
+    """A place in the order, taken at call time. Its ``count`` ids are given out when the turn begins."""
 
-    def __init__(self, turns: Turns, first: int, count: int) -> None:
+    def __init__(self, turns: Turns, count: int) -> None:
         self._turns = turns
-        self.first = first
+        self._sending: asyncio.Future[Any] | None = None
+        self.first: int | None = None
         self.count = count
+        self.sent = False
+        """Whether a request with one of the ids may have left. If none has, the next turn gets the same ids."""
         self.finished = False
 
     @property
     def seq_ids(self) -> range:
-        """Wire ids; the first request of a client has 1."""
-        return range(self.first + 1, self.first + 1 + self.count)
+        """Wire ids; the first request of a client has 1. Known once the turn has begun."""
+        if self.first is None:
+            raise RuntimeError("a turn has ids once it has begun")
+        return range(self.first, self.first + self.count)
 
     async def __aenter__(self) -> Turn:
         await self._turns.wait_for(self)
@@ -30,11 +39,21 @@ class Turn:
     async def __aexit__(self, *exc_info: object) -> None:
         self.finish()
 
-    def finish(self) -> None:
+    async def complete(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of sending. Who cancels stops waiting; the sending itself ends first, then the turn does.
+
+        A request that was cut off on its way would leave an id that the server waits for.
+        """
+        self._sending = asyncio.ensure_future(work)
+        return await asyncio.shield(self._sending)
+
+    def finish(self, _: object = None) -> None:
         """Let the next turn begin. Must run on the loop of the SDK; the second call does nothing."""
-        if not self.finished:
+        if self._sending is not None and not self._sending.done():
+            self._sending.add_done_callback(self.finish)
+        elif not self.finished:
             self.finished = True
-            self._turns.advance()
+            self._turns.advance(self)
 
     def finish_soon(self, _: object = None) -> None:
         """The same from any thread: covers work that was cancelled before it could run."""
@@ -46,26 +65,29 @@ class Turns:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._reserved = 0
+        self._next_id = 1
         self._queue: deque[Turn] = deque()
-        self._changed: dict[int, asyncio.Event] = {}
+        self._changed: dict[Turn, asyncio.Event] = {}
         self._poison: BaseException | None = None
 
     def reserve(self, count: int = 1) -> Turn:
-        """Take the next ids, in the order of the calls; any thread."""
+        """Take the next place, in the order of the calls; any thread."""
         with self._lock:
-            turn = Turn(self, self._reserved, count)
-            self._reserved += count
+            turn = Turn(self, count)
             self._queue.append(turn)
             return turn
 
     async def wait_for(self, turn: Turn) -> None:
         while not turn.finished and self._current() is not turn:
-            event = self._changed.setdefault(turn.first, asyncio.Event())
+            event = self._changed.setdefault(turn, asyncio.Event())
             event.clear()
             await event.wait()
-        self._changed.pop(turn.first, None)
+        self._changed.pop(turn, None)
+        if turn.finished:
+            raise asyncio.CancelledError("cancelled before its turn came")
         self.check()
+        turn.first = self._next_id
+        self._next_id += turn.count
 
     def poison(self, error: BaseException) -> None:
         """Refuse all turns that have not begun: ids that the server waits for will never be sent."""
@@ -80,13 +102,15 @@ class Turns:
                 "create a new training client, e.g. from the last checkpoint"
             ) from self._poison
 
-    def advance(self) -> None:
+    def advance(self, ended: Turn) -> None:
+        if ended.first is not None and not ended.sent:
+            self._next_id = ended.first
         with self._lock:
             while self._queue and self._queue[0].finished:
                 self._queue.popleft()
         current = self._current()
-        if current is not None and current.first in self._changed:
-            self._changed[current.first].set()
+        if current is not None and current in self._changed:
+            self._changed[current].set()
 
     def _current(self) -> Turn | None:
         with self._lock:

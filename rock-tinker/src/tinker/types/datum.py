@@ -73,16 +73,23 @@ def _check_tiling(name: str, spans: ProvenanceSpans, length: int) -> None:
 def _to_tensor_data(key: str, value: Any) -> TensorData:
     if isinstance(value, TensorData):
         return value
-    if isinstance(value, np.ndarray):
-        return TensorData.from_numpy(value)
     if isinstance(value, list):
         return _from_list(key, value)
     torch = sys.modules.get("torch")  # a torch tensor exists only where torch was imported
-    if torch is not None and isinstance(value, torch.Tensor):
-        if value.ndim == 2 and key in _SPARSE_KEYS:
-            return TensorData.from_torch_sparse(value)
-        return TensorData.from_torch(value)
-    raise TypeError(f"Unsupported loss_fn_inputs value for {key!r}: {type(value).__name__}")
+    try:
+        if isinstance(value, np.ndarray):
+            return TensorData.from_numpy(value)
+        if torch is not None and isinstance(value, torch.Tensor):
+            if value.ndim == 2 and key in _SPARSE_KEYS:
+                return TensorData.from_torch_sparse(value)
+            return TensorData.from_torch(value)
+    except (ValueError, TypeError) as error:
+        wanted = _KEY_DTYPES.get(key, "float32 or int64")
+        raise type(error)(f"loss_fn_inputs[{key!r}]: {error}; convert it to dense {wanted} first") from error
+    raise TypeError(
+        f"Unsupported loss_fn_inputs value for {key!r}: {type(value).__name__}; "
+        "give a list, a numpy array, a torch tensor or TensorData"
+    )
 
 
 def _from_list(key: str, value: list[Any]) -> TensorData:
