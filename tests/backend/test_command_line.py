@@ -69,6 +69,16 @@ def test_status_and_checkpoints_show_a_running_server(make_backend: Any, new_wir
     assert failed.returncode == 1 and "is the server running?" in failed.stderr
 
 
+def test_a_command_without_the_right_key_says_where_the_key_goes(make_backend: Any, tmp_path: Path) -> None:
+    made = run("keys", "create", "--file", str(tmp_path / "keys.json"), "--name", "me")
+    backend = make_backend(backend={"api_keys_file": str(tmp_path / "keys.json")})
+    for given, sentence in (({}, "wants a key"), ({"TINKER_API_KEY": "tml-wrong"}, "knows no such key")):
+        refused = run("checkpoints", "--base-url", backend.url, **given)
+        (line,) = refused.stderr.splitlines()
+        assert refused.returncode == 1 and sentence in line and "set TINKER_API_KEY" in line
+    assert run("checkpoints", "--base-url", backend.url, TINKER_API_KEY=made.stdout.strip()).returncode == 0
+
+
 def test_doctor_names_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "engine.yaml").write_text("pretrain: x\n")
     good = tmp_path / "runtime.yaml"

@@ -33,7 +33,7 @@ def test_a_package_that_is_not_installed_is_named_with_the_extra_that_brings_it(
     monkeypatch.setattr(cli.runpy, "run_module", missing)
     for command in (["recipe", "chat_sl"], ["chat"], ["play"]):
         done = CliRunner().invoke(cli.main, command)
-        assert done.exit_code == 1
+        assert done.exit_code == 2
         assert done.output == f"Error: {module}.part is not installed; pip install 'rock-tinker[{extra}]' brings it\n"
 
 
@@ -90,7 +90,7 @@ def test_a_recipe_run_as_a_module_names_the_extra_of_a_missing_package(tmp_path:
     (tmp_path / "chz.py").write_text("raise ModuleNotFoundError(\"No module named 'chz'\", name='chz')\n")
     done = run("tinker_cookbook.recipes.math_rl.train", paths=str(tmp_path))
     assert done.stderr == "refused: chz is not installed; pip install 'rock-tinker[cookbook]' brings it\n"
-    assert done.returncode == 1
+    assert done.returncode == 2
 
 
 def test_what_the_server_refuses_is_told_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +100,9 @@ def test_what_the_server_refuses_is_told_in_its_words(monkeypatch: pytest.Monkey
     with pytest.raises(SystemExit) as ended, entry.faults_in_one_line():
         raise tinker.BadRequestError(f"Error code: 400 - {body}", answer, body)
     assert ended.value.code == "refused by the server: base_model 'x' is not served here; known: y"
+    with pytest.raises(SystemExit) as ended, entry.faults_in_one_line():
+        raise tinker.AuthenticationError("", answer, {"detail": "the API key is not known"})
+    assert ended.value.code == "refused by the server: the API key is not known; set TINKER_API_KEY"
     with pytest.raises(tinker.InternalServerError), entry.faults_in_one_line():
         raise tinker.InternalServerError("Error code: 500", answer, None)
 

@@ -149,6 +149,9 @@ def _ask(base_url: str, path: str) -> Any:
         answer = httpx.get(f"{base_url.rstrip('/')}{path}", headers=headers, timeout=30)
     except httpx.HTTPError as error:
         raise click.ClickException(f"{base_url} does not answer: {error}; is the server running?") from error
+    if answer.status_code == 401:
+        why = "knows no such key" if key else "wants a key"
+        raise click.ClickException(f"{base_url} {why}; set TINKER_API_KEY (tinker-backend keys create makes one)")
     if answer.status_code != 200:
         raise click.ClickException(f"{base_url} answered {answer.status_code}: {answer.text[:500]}")
     return answer.json()
