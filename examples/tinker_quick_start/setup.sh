@@ -68,7 +68,7 @@ setup_control() {
   local state harbor_python='' # looked for before anything large is downloaded
   if ! harbor_is_ready; then
     harbor_python=$(find_harbor_python) ||
-      stop "Harbor needs a Python 3.12 or 3.13 and none that works was found; install one (uv python install 3.12) or set TINKER_HARBOR_PYTHON"
+      stop "Harbor needs a Python 3.12 or 3.13: none that works was found, and uv cannot download one; install one, and export TINKER_HARBOR_PYTHON=<its path> if it is not on PATH"
   fi
   state=$(fingerprint "$local/requirements.txt" "$local/uv.lock" "$local/pyproject.toml")
   if [ "$(cat "$venv/.locked" 2>/dev/null)" != "$state" ]; then
@@ -121,7 +121,7 @@ install_torch() {
   if [ "${TINKER_TORCH:-}" ]; then
     "$TASK/tools-venv/bin/python" -m pip --python "$venv/bin/python" install --quiet "$TINKER_TORCH" && return
   fi
-  stop "no CPU build of torch for $("$venv/bin/python" -V) can be had ($(tail -1 "$TASK/logs/torch.log")); put a wheel into pip's find-links, or set TINKER_TORCH='torch==VERSION' to take your index's build"
+  stop "no CPU build of torch for $("$venv/bin/python" -V) can be had ($(tail -1 "$TASK/logs/torch.log" | sed 's/^ *//')); put a wheel into pip's find-links, or set TINKER_TORCH='torch==VERSION' to take your index's build"
 }
 
 # build_wheels VENV: the three wheels in $TASK/dist, built only when a source has changed, and installed.
