@@ -106,6 +106,7 @@ def taught(recipe_backend: RecipeBackend, tmp_path_factory: pytest.TempPathFacto
         "lr_schedule": "constant",
         "eval_every": 0,
         "save_every": 0,
+        "seed": 1,
     }
     recipe_backend.run_recipe("chat_sl.train", folder, settings)
     return str(json.loads((folder / "run" / "checkpoints.jsonl").read_text().splitlines()[-1])["state_path"])

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rock.harbor.dockerfile import CopyStep, FolderStep, Step, copy_sources
+from rock.harbor.tarballs import extract_below
 from rock.runtime.local import LocalRoot
 from rock.runtime.local.root import layer_digest
 
@@ -95,7 +96,7 @@ def _place(step: CopyStep, folder: Path, draft: Path, layers: Sequence[str]) -> 
         elif step.unpack and tarfile.is_tarfile(source):
             target = _make_folder(draft, relative)
             with tarfile.open(source) as archive:
-                archive.extractall(target, filter="data")
+                extract_below(archive, target)
         else:
             target = draft / relative / source.name if into_folder else draft / relative
             _make_folder(draft, str(target.parent.relative_to(draft)))

@@ -22,6 +22,7 @@ from typing import Any
 
 from rock.harbor.assembly import assemble, can_assemble
 from rock.harbor.dockerfile import CopyStep, Dockerfile, FolderStep, RunStep, Step, copy_sources, read_dockerfile
+from rock.harbor.tarballs import extract_below
 from rock.runtime.local import Bind, LocalRoot, NamespaceSandbox, SandboxSpec
 
 logger = logging.getLogger("rock.harbor.images")
@@ -251,7 +252,7 @@ class ImageBuilder:
                 if step.unpack and source.is_file() and tarfile.is_tarfile(source):
                     unpacked = Path(scratch) / uuid.uuid4().hex
                     with tarfile.open(source) as archive:
-                        archive.extractall(unpacked, filter="data")
+                        extract_below(archive, unpacked)
                     source, place = unpacked, target
                 if source.is_dir():
                     await self._exec(sandbox, ["mkdir", "-p", place], step)

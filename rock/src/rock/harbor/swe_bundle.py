@@ -21,7 +21,8 @@ import tempfile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rock.runtime.own_python import copy_python, site_text, write_start
+from rock.harbor.tarballs import extract_below
+from rock.runtime.own_python import copy_python, write_site, write_start
 
 HOME = "opt/sweagent"
 VENV = "opt/sweagent-venv"
@@ -78,7 +79,7 @@ def build_bundle(
             raise BundleError(f"--packages {packages} has no sweagent: install the source there first")
         else:
             shutil.copytree(packages, site, symlinks=True, dirs_exist_ok=True)
-        (site / "sitecustomize.py").write_text(f"{site_text()}{_SITE}")
+        write_site(root / HOME, _SITE)
         write_start(root / VENV / "bin/python", f"/{HOME}")
         (root / VENV / "bin/sweagent").write_text(_SWEAGENT)
         (root / VENV / "bin/sweagent").chmod(0o755)
@@ -114,7 +115,7 @@ def fetch_source(source: str, target: Path, commit: str | None, sha256: str | No
         _same(source, file_digest(path), sha256)
         check_archive(path, roots=None)
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch, tarfile.open(path) as archive:
-            archive.extractall(scratch, filter="data")
+            extract_below(archive, Path(scratch))
             entries = list(Path(scratch).iterdir())
             inner = entries[0] if len(entries) == 1 and entries[0].is_dir() else Path(scratch)
             shutil.copytree(inner, target, symlinks=True)

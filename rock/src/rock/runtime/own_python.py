@@ -44,8 +44,12 @@ _EXTENSIONS = (
 _NOT_NEEDED = shutil.ignore_patterns(
     "__pycache__", "test", "tests", "idlelib", "turtledemo", "ensurepip", "config-*", "*.a"
 )
-# The loader reads LD_LIBRARY_PATH when the program starts; programs that it starts in turn shall not see ours.
-_SITE = """import os
+# The loader reads LD_LIBRARY_PATH when the program starts; programs that it starts in turn shall not see ours. Debian's Python
+# looks for packages in other folders than site-packages.
+_SITE = """import os, site, sys
+packages = os.path.join(os.path.dirname(__file__), "site-packages")
+if packages not in sys.path:
+    site.addsitedir(packages)
 given = os.environ.pop("OWN_PYTHON_LIBRARY_PATH", "")
 if given:
     os.environ["LD_LIBRARY_PATH"] = given
@@ -108,13 +112,15 @@ def make_own_python(home: Path, packages: Path | None = None, at: str | None = N
     site = copy_python(home)
     if packages is not None:
         shutil.copytree(packages, site, symlinks=True, dirs_exist_ok=True)
-    (site / "sitecustomize.py").write_text(site_text())
+    write_site(home)
     return write_start(home / "bin" / "python", at or str(home.absolute()))
 
 
-def site_text() -> str:
-    """What a copy's ``sitecustomize`` does first."""
-    return _SITE
+def write_site(home: Path, more: str = "") -> None:
+    """Writes the ``sitecustomize`` of the copy at `home`: into the standard library, where a distribution may have put its own."""
+    place = home / "python" / "lib" / version_name() / "sitecustomize.py"
+    place.unlink(missing_ok=True)
+    place.write_text(f"{_SITE}{more}")
 
 
 def write_start(path: Path, home: str) -> Path:
