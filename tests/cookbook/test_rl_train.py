@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +13,10 @@ import numpy as np
 import pytest
 
 import tinker
-from tinker_cookbook.completers import StopCondition
+from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.rl.rollout_strategy import MinViableGroup, RetryOnFailure, RolloutStrategy
 from tinker_cookbook.rl.types import (
     Action,
     ActionExtra,
@@ -222,6 +223,23 @@ async def test_failing_rollouts_are_retried_or_end_the_run(service: Any, tmp_pat
     service.sample_error = lambda: ConnectionError("lost")
     with pytest.raises((ConnectionError, AllTrajectoriesFailedError)):
         await train.main(config(tmp_path / "all"))
+
+
+@pytest.mark.parametrize("strategy", [RetryOnFailure(), MinViableGroup(min_successful=1)])
+async def test_a_run_that_is_ended_is_no_failure_of_a_rollout(strategy: RolloutStrategy) -> None:
+    class Ends(PickGood):
+        async def initial_observation(self) -> tuple[tinker.ModelInput, StopCondition]:
+            raise asyncio.CancelledError
+
+    class Group(Builder):
+        async def make_envs(self) -> Sequence[Env]:
+            return [Ends(0), PickGood(1)]
+
+    async def policy(*_: Any, **__: Any) -> TokensWithLogprobs:
+        return TokensWithLogprobs([GOOD], [-0.5])
+
+    with pytest.raises(asyncio.CancelledError):
+        await strategy.execute(Group(0, 2), policy)  # type: ignore[arg-type]
 
 
 def test_contradicting_configurations_are_refused(tmp_path: Path) -> None:

@@ -21,7 +21,12 @@ from tinker_cookbook.preference.preference_datasets import (
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import data as supervised_data
 from tinker_cookbook.supervised import train
-from tinker_cookbook.supervised.common import compute_bpb, compute_mean_nll, datum_from_model_input_weights
+from tinker_cookbook.supervised.common import (
+    compute_bpb,
+    compute_mean_nll,
+    create_rightshifted_model_input_and_leftshifted_targets,
+    datum_from_model_input_weights,
+)
 from tinker_cookbook.supervised.data import FromConversationFileBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 
@@ -107,6 +112,32 @@ def test_mean_nll_and_bits_per_byte_equal_their_definitions(universal_tokenizer:
         [np.append(logprobs, -50.0)], [np.ones(len(tokens) + 1)], [np.asarray([*tokens, eos])], universal_tokenizer
     )
     assert with_eos == pytest.approx(expected)
+
+
+def test_special_tokens_may_be_told_by_a_method() -> None:
+    class Letters:
+        def decode(self, tokens: list[int]) -> str:
+            return "".join("ab<"[token] for token in tokens)
+
+        def is_special_token(self, token: int) -> bool:
+            return token == 2
+
+    logprobs, ones = np.asarray([-1.0, -2.0, -50.0]), np.ones(3)
+    # 3 nats over the two bytes of "ab".
+    assert compute_bpb([logprobs], [ones], [np.asarray([0, 1, 2])], Letters()) == pytest.approx(1.5 / math.log(2))
+
+
+def test_empty_pieces_at_the_end_do_not_move_targets() -> None:
+    def pieces(*tokens: list[int]) -> list[Any]:
+        return [tinker.EncodedTextChunk(tokens=part) for part in tokens]
+
+    whole = create_rightshifted_model_input_and_leftshifted_targets(pieces([1, 2], [3]))
+    assert whole[0].to_ints() == [1, 2] and whole[1] == [2, 3]
+    inputs, targets = create_rightshifted_model_input_and_leftshifted_targets(pieces([1, 2], [3], [], []))
+    assert inputs.to_ints() == [1, 2] and targets == [2, 3]
+    for short in ([[1]], [[], [1], []], []):
+        with pytest.raises(DataValidationError, match="at least two tokens"):
+            create_rightshifted_model_input_and_leftshifted_targets(pieces(*short))
 
 
 async def test_fine_tuning_learns_and_writes_the_files_of_a_run(

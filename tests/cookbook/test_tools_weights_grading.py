@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
-from tinker_cookbook.eval.benchmarks import pass_at_k
+from tinker_cookbook.eval.benchmarks import BenchmarkConfig, BenchmarkResult, pass_at_k
 from tinker_cookbook.eval.benchmarks.grading import check_gsm8k, extract_boxed, extract_mcq_answer, same_answer
 from tinker_cookbook.exceptions import WeightsMergeError
 from tinker_cookbook.renderers import Message, ToolCall, get_renderer
@@ -229,6 +229,21 @@ def test_gsm8k_and_choices_are_read_from_tricky_texts() -> None:
     assert not check_gsm8k("The answer is \\boxed{7}, not 8", "8")
     assert extract_mcq_answer("A is wrong. The answer is (C).") == "C"
     assert extract_mcq_answer("I think\nB") == "B" and extract_mcq_answer("A good question") is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("concurrency", 0), ("timeout_seconds", -1), ("num_samples", 0), ("context_window", -5), ("temperature", -0.1)],
+)
+def test_settings_of_a_benchmark_without_sense_are_refused(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=field):
+        BenchmarkConfig(**{field: value})  # type: ignore[arg-type]
+
+
+def test_completed_examples_are_those_without_error_that_were_not_cut_off() -> None:
+    result = BenchmarkResult("sums", 0.5, num_examples=10, num_correct=5, num_errors=1, num_truncated=1)
+    assert result.num_completed == 8 and result.score_completed == 5 / 8
+    assert BenchmarkResult("sums", 0.0, num_examples=1, num_correct=0, num_errors=1).score_completed == 0.0
 
 
 def test_pass_at_k_equals_the_chance_of_a_draw() -> None:

@@ -126,10 +126,11 @@ async def _play(
 
     try:
         async with asyncio.TaskGroup() as group:
-            for index, env in enumerate(envs):
-                group.create_task(fill(index, env))
+            tasks = [group.create_task(fill(index, env)) for index, env in enumerate(envs)]
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from failed
+    if any(task.cancelled() for task in tasks):
+        raise asyncio.CancelledError  # no failure of a rollout: the run is being ended
     if len(slots) < needed or not slots:
         kinds = ", ".join(sorted({error.error_type for error in errors}))
         last = errors[-1].error_message if errors else "no environments"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -39,9 +39,11 @@ def compute_bpb(
 ) -> float:
     """Bits per UTF-8 byte of the trained text: Σ −logprob / (ln 2 · bytes).
 
-    Special tokens count neither way; bytes are those of each contiguous run of trained tokens, decoded together.
+    Special tokens (in the tokenizer's ``all_special_ids``, or by its ``is_special_token``) count neither way; bytes are
+    those of each contiguous run of trained tokens, decoded together.
     """
-    special = set(getattr(tokenizer, "all_special_ids", []) or [])
+    known = set(getattr(tokenizer, "all_special_ids", []) or [])
+    asked: Callable[[int], bool] = getattr(tokenizer, "is_special_token", known.__contains__)
     nats, size = 0.0, 0
     for logprobs, weights, targets in zip(logprobs_list, weights_list, target_tokens_list, strict=True):
         lp, w = _floats(logprobs), _floats(weights)
@@ -50,7 +52,7 @@ def compute_bpb(
             continue  # soft targets have no text of their own
         run: list[int] = []
         for token, value, weight in zip(tokens.tolist(), lp, w, strict=True):
-            if weight > 0 and token not in special:
+            if weight > 0 and not (token in known or asked(token)):
                 run.append(token)
                 nats -= float(value)
                 continue
@@ -63,8 +65,17 @@ def compute_bpb(
 def create_rightshifted_model_input_and_leftshifted_targets(
     chunks: Sequence[Any],
 ) -> tuple[tinker.ModelInput, list[int]]:
-    """All but the last token as input, all but the first as targets. The last chunk must be text."""
-    if not chunks or not isinstance(chunks[-1], tinker.EncodedTextChunk):
+    """All but the last token as input, all but the first as targets. The last chunk with tokens must be text.
+
+    Raises:
+        DataValidationError: there are less than two tokens, or nothing but an image at the end.
+    """
+    chunks = list(chunks)
+    while chunks and chunks[-1].length == 0:
+        chunks.pop()
+    if sum(chunk.length for chunk in chunks) < 2:
+        raise DataValidationError("a sequence needs at least two tokens: one that is given and one to predict")
+    if not isinstance(chunks[-1], tinker.EncodedTextChunk):
         raise DataValidationError("a sequence must end with text: nothing is predicted after an image")
     last = list(chunks[-1].tokens)
     inputs = list(chunks[:-1])

@@ -150,8 +150,13 @@ def _aggregate(
     builder: BenchmarkBuilder, attempts: Sequence[StoredTrajectory], num_samples: int, seconds: float
 ) -> BenchmarkResult:
     by_example: dict[str, list[bool]] = defaultdict(list)
+    cut_off: set[str] = set()
     for trajectory in attempts:
-        by_example[trajectory.example_id].append(builder.is_correct(trajectory))
+        name, solved = trajectory.example_id, builder.is_correct(trajectory)
+        if name not in by_example and not solved and trajectory.metrics.get("truncated", 0.0) > 0:
+            cut_off.add(name)
+        by_example[name].append(solved)
+    failed = {t.example_id for t in attempts if t.error is not None}
     correct = sum(outcomes[0] for outcomes in by_example.values())
     pass_at = {
         k: float(np.mean([pass_at_k(len(outcomes), sum(outcomes), k) for outcomes in by_example.values()]))
@@ -165,8 +170,8 @@ def _aggregate(
         score=pass_at.get(1, 0.0),
         num_examples=len(by_example),
         num_correct=correct,
-        num_errors=len({t.example_id for t in attempts if t.error is not None}),
-        num_truncated=sum(t.metrics.get("truncated", 0.0) > 0 for t in attempts),
+        num_errors=len(failed),
+        num_truncated=len(cut_off - failed),
         metrics=metrics,
         time_seconds=seconds,
         pass_at_k=pass_at,

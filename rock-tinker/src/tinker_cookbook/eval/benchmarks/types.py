@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, TypedDict
 
 import tinker
 from tinker_cookbook import model_info
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import Env
 
@@ -81,6 +82,16 @@ class BenchmarkConfig:
     grade_fn: Callable[[str, Logs], float] | None = None
     dataset_path: str | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "agent_concurrency", "timeout_seconds", "max_tokens", "num_samples"):
+            if getattr(self, name) <= 0:
+                raise ConfigurationError(f"{name}={getattr(self, name)} must be above 0")
+        for name in ("max_examples", "context_window"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise ConfigurationError(f"{name}={getattr(self, name)} must be above 0, or None")
+        if self.temperature < 0:
+            raise ConfigurationError(f"temperature={self.temperature} must not be negative")
+
     @classmethod
     def for_model(cls, model_name: str, **overrides: Any) -> BenchmarkConfig:
         """A configuration with room for long answers: a window of 32768 tokens and half an hour an example."""
@@ -124,7 +135,8 @@ class StoredTrajectory:
 
 @dataclass
 class BenchmarkResult:
-    """Outcome of a benchmark. ``score`` counts errors as wrong, ``score_completed`` leaves them out."""
+    """Outcome of a benchmark. ``score`` counts errors and answers that were cut off as wrong, ``score_completed`` leaves
+    them out."""
 
     name: str
     score: float
@@ -138,12 +150,12 @@ class BenchmarkResult:
 
     @property
     def num_completed(self) -> int:
-        """Examples without error."""
-        return self.num_examples - self.num_errors
+        """Examples that ended without error and were not cut off."""
+        return self.num_examples - self.num_errors - self.num_truncated
 
     @property
     def score_completed(self) -> float:
-        """Share of right answers among examples without error."""
+        """Share of right answers among completed examples."""
         return self.num_correct / self.num_completed if self.num_completed else 0.0
 
     @classmethod
