@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,21 @@ def test_a_signal_ends_server_and_runtime_in_order(make_backend: Any, new_wire: 
         os.kill(pid, 0)
     backend.start()
     assert "metrics" in wire.result(promise)
+
+
+def test_clients_that_wait_when_the_server_ends_are_told_to_ask_again(make_backend: Any, new_wire: Any) -> None:
+    backend = make_backend(engine={"delay_seconds": 30})
+    wire = new_wire(backend.url)
+    session = wire.session()
+    promise = wire.post("create_model", session_id=session, model_seq_id=0, base_model="fake-model")
+    with ThreadPoolExecutor() as pool:
+        polling = pool.submit(wire.http.post, "retrieve_future", json={"request_id": promise["request_id"]})
+        time.sleep(1)
+        backend.process.send_signal(signal.SIGINT)
+        answer = polling.result(2)
+    assert answer.status_code == 408 and answer.json()["type"] == "try_again"
+    assert backend.process.wait(20) == 130
+    assert "Traceback" not in backend.output.read_text()
 
 
 def test_the_configuration_is_printed_without_secrets(tmp_path: Path) -> None:

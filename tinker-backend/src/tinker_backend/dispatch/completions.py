@@ -62,6 +62,11 @@ class CompletionBook:
         self._ledger = ledger
         self._lists: dict[tuple[str, int], Completions] = {}
 
+    def release(self) -> None:
+        """Ends the long polls that wait."""
+        for completions in self._lists.values():
+            completions.arrived.set()
+
     async def of(self, sampler_id: str, clone: int) -> Completions:
         """The list of a clone. Raises LedgerError."""
         key = (sampler_id, clone)

@@ -181,6 +181,13 @@ class PromiseBook:
         self._ledger.post(write)
         self.evict()
 
+    def release(self) -> None:
+        """Ends the long polls that wait. Their clients ask again, perhaps the next server."""
+        for promise in self._promises.values():
+            for waiter in promise.waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
     def evict(self) -> None:
         """Drops the oldest results beyond the budget of time or memory, as far as the ledger has them."""
         fetched = time.time() - _DELIVERED_SECONDS

@@ -102,6 +102,11 @@ class Backend:
         """Starts the runtime and waits for its models. Raises RuntimeGone."""
         await self.supervisor.start()
 
+    def release_polls(self) -> None:
+        """Answers the long polls that wait with "try again", so that the server can end."""
+        self.promises.release()
+        self.sampling.completions.release()
+
     async def stop(self) -> None:
         """Stops in order; what is unfinished stays in the ledger."""
         if (janitor := getattr(self, "_janitor", None)) is not None:

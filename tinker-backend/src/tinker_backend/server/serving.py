@@ -53,6 +53,7 @@ async def _serve(backend: Backend, listener: socket.socket) -> int:
         received.append(number)
         server.should_exit = True
         server.force_exit = len(received) > 1
+        backend.release_polls()
         if not starting.done():
             starting.cancel()
 
@@ -74,5 +75,9 @@ async def _serve(backend: Backend, listener: socket.socket) -> int:
         if not starting.done():
             starting.cancel()
         await asyncio.gather(serving, return_exceptions=True)
+        if backend.promises.pending:
+            click.echo(
+                "ending; the runtime has some seconds for what it computes, the rest waits in the ledger", err=True
+            )
         await backend.stop()
     return 128 + received[0] if received and received[0] == signal.SIGINT else 0
