@@ -52,6 +52,8 @@ class Backend:
     training: TrainingDispatch
     sampling: SamplingDispatch
     signer: LinkSigner
+    poll_seconds: float
+    """How long a long poll waits."""
     version: str = __version__
     started_at: float = 0.0
 
@@ -79,6 +81,7 @@ class Backend:
             training=TrainingDispatch(services),
             sampling=SamplingDispatch(services),
             signer=LinkSigner(b""),
+            poll_seconds=config.limits.long_poll_seconds,
         )
 
     async def open(self) -> None:
@@ -103,7 +106,8 @@ class Backend:
         await self.supervisor.start()
 
     def release_polls(self) -> None:
-        """Answers the long polls that wait with "try again", so that the server can end."""
+        """Answers long polls with "try again", those that wait and those that come, so that the server can end."""
+        self.poll_seconds = 0.0
         self.promises.release()
         self.sampling.completions.release()
 

@@ -25,7 +25,7 @@ _METADATA_FIRST = 8 * 1024 * 1024
 async def retrieve_future(body: FutureBody, caller: Caller, backend: Server, request: Request) -> Response:
     """The result, or 408 try_again when it is not there within the long poll."""
     promise = await backend.promises.get(body.request_id, caller)
-    if not await promise.wait(backend.config.limits.long_poll_seconds):
+    if not await promise.wait(backend.poll_seconds):
         return _json(_try_again(promise, backend.supervisor.state), 408)
     if body.allow_metadata_only and promise.size >= _METADATA_FIRST and promise.failure is None:
         return _json({"status": "complete_metadata", "response_payload_size": promise.size})
@@ -68,7 +68,7 @@ async def retrieve_futures(body: RetrieveFuturesBody, caller: Caller, backend: S
     """Which samples of one sampling client have ended since the cursor."""
     record = await backend.samplers.get(body.target.sampling_session_id, caller)
     completions = await backend.sampling.completions.of(record.sampler_id, body.target.cloned_sampler_id)
-    limit = backend.config.limits.long_poll_seconds
+    limit = backend.poll_seconds
     wait = limit if body.timeout is None else min(body.timeout, limit)
     found = completions.after(body.prev_cursor)
     if not found and wait > 0:
