@@ -270,9 +270,40 @@ def test_a_model_card_is_an_object_of_the_hubs_library(tmp_path: Path) -> None:
     config = weights.ModelCardConfig(base_model="org/base", tags=["mine"], license="mit")
     card = weights.generate_model_card(config=config)
     card.save(tmp_path / "README.md")
-    assert card.data.base_model == "org/base" and card.data.tags == ["mine", "tinker"] and card.data.license == "mit"
+    assert (
+        card.data.base_model == "org/base"
+        and card.data.tags == ["mine", "tinker", "tinker-cookbook"]
+        and card.data.license == "mit"
+    )
     assert str(card) == (tmp_path / "README.md").read_text() and "# org/base" in str(card)
-    assert "# tuned" in str(weights.generate_model_card(config=config, repo_id="me/tuned"))
+    assert "Merged model" in str(card) and "PeftModel" not in str(card)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    adapter = weights.generate_model_card(config=config, repo_id="me/tuned", model_path=str(tmp_path))
+    assert adapter.data.library_name == "peft" and "# me/tuned" in str(adapter)
+    code = str(adapter).split("```python\n")[1].split("```")[0]
+    assert 'PeftModel.from_pretrained(base, "me/tuned")' in code and compile(code, "card", "exec")
+
+
+def test_a_readme_of_the_folder_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uploaded = []
+
+    class Hub:
+        def __init__(self, token: str | None = None) -> None: ...
+
+        def create_repo(self, repo_id: str, **_: object) -> str:
+            return f"https://hub/{repo_id}"
+
+        def upload_folder(self, folder_path: str, repo_id: str) -> None:
+            uploaded.append((Path(folder_path) / "README.md").read_text())
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    config = weights.ModelCardConfig(base_model="org/base")
+    for _ in range(2):
+        assert (
+            weights.publish_to_hf_hub(model_path=str(tmp_path), repo_id="me/m", model_card=config) == "https://hub/me/m"
+        )
+        (tmp_path / "README.md").write_text("mine")
+    assert "base_model: org/base" in uploaded[0] and uploaded[1] == "mine"
 
 
 def test_weights_that_are_not_there_are_a_missing_file_too(tmp_path: Path) -> None:

@@ -77,6 +77,10 @@ class WeightsNotFoundError(WeightsError, ValueError, FileNotFoundError):
     """A folder or file of weights is not there."""
 
 
+class WeightsExistError(WeightsError, ValueError, FileExistsError):
+    """Something is in the output folder already."""
+
+
 class WeightsAdapterError(WeightsError, ValueError):
     """An adapter folder is incomplete or of an unknown form."""
 
@@ -123,5 +127,6 @@ __all__ = [
     "WeightsDownloadError",
     "WeightsError",
     "WeightsMergeError",
+    "WeightsExistError",
     "WeightsNotFoundError",
 ]

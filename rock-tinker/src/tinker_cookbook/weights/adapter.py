@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.exceptions import WeightsAdapterError
+from tinker_cookbook.tokenizer_utils import find_local_folder
 from tinker_cookbook.weights.adapter_files import (
     CONFIG,
     PREFIX,
     WEIGHTS,
     LoraPair,
+    fit_to_model,
+    per_expert,
     read_adapter,
+    require_new,
+    weight_keys,
 )
 
 
@@ -22,30 +28,29 @@ def build_lora_adapter(
     """Convert a downloaded checkpoint to a PEFT folder. Returns the folder.
 
     The output layer is named ``lm_head``, also where it is tied to the embedding: only the output was trained.
-    Stacked expert factors ``[experts, ...]`` become one pair per expert. Ranks that differ go to ``rank_pattern`` and
-    ``alpha_pattern``.
+    Stacked expert factors ``[experts, ...]`` become one pair per expert. Modules are named as the base model names its weights,
+    if it is a folder or in the local cache. Ranks that differ go to ``rank_pattern`` and ``alpha_pattern``.
 
     Raises:
-        WeightsAdapterError: the checkpoint is incomplete or the output folder is not empty.
+        WeightsExistError: the output folder is not empty.
+        WeightsNotFoundError: a file of the checkpoint is missing.
+        WeightsAdapterError: the checkpoint is incomplete.
     """
     from safetensors.torch import save_file
 
-    out = Path(output_path)
-    if out.exists() and any(out.iterdir()):
-        raise WeightsAdapterError(f"output_path={output_path} is not empty")
+    out = require_new(output_path)
     adapter = read_adapter(adapter_path)
-    pairs: dict[str, LoraPair] = {}
-    for module, pair in adapter.pairs.items():
-        if pair.lora_a.ndim == 3:
-            for expert in range(pair.lora_a.shape[0]):
-                name = module.replace(".experts.", f".experts.{expert}.")
-                pairs[name] = LoraPair(pair.lora_a[expert], pair.lora_b[expert], pair.scale)
-        else:
-            pairs[module] = pair
+    pairs = per_expert(adapter.pairs)
+    if not pairs:
+        raise WeightsAdapterError(f"adapter_path={adapter_path} holds no LoRA factors")
+    base = find_local_folder(os.path.expanduser(base_model))
+    if base is not None:
+        pairs = fit_to_model(pairs, weight_keys(Path(base)))
     tensors = {}
     for module, pair in pairs.items():
-        tensors[f"{PREFIX}{module}.lora_A.weight"] = pair.lora_a.contiguous()
-        tensors[f"{PREFIX}{module}.lora_B.weight"] = pair.lora_b.contiguous()
+        # Copies, since experts may share a factor and a file holds no tensor twice.
+        tensors[f"{PREFIX}{module}.lora_A.weight"] = pair.lora_a.contiguous().clone()
+        tensors[f"{PREFIX}{module}.lora_B.weight"] = pair.lora_b.contiguous().clone()
     out.mkdir(parents=True, exist_ok=True)
     save_file(tensors, str(out / WEIGHTS), metadata={"format": "pt"})
     (out / CONFIG).write_text(json.dumps(_config(base_model, adapter.config, pairs), indent=2))

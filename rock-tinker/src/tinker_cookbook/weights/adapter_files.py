@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinker_cookbook.exceptions import WeightsAdapterError, WeightsNotFoundError
+from tinker_cookbook.exceptions import WeightsAdapterError, WeightsExistError, WeightsNotFoundError
 from tinker_cookbook.tokenizer_utils import find_local_folder
 
 if TYPE_CHECKING:
     import torch
 
 PREFIX = "base_model.model."
+_EXPERT_PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class Adapter:
 
 
 def read_adapter(folder: str | Path) -> Adapter:
-    """Read an adapter folder. ``model.unembed_tokens`` becomes ``lm_head``.
+    """Read an adapter folder. Modules get the names of the Transformers library: ``lm_head`` for ``model.unembed_tokens``, and
+    ``gate_proj``, ``down_proj``, ``up_proj`` for ``w1``, ``w2``, ``w3`` of experts.
 
     Raises:
         WeightsNotFoundError: a file is missing.
@@ -59,12 +63,11 @@ def read_adapter(folder: str | Path) -> Adapter:
     halves: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in load_file(str(path / WEIGHTS)).items():
         name = key.removeprefix(PREFIX)
-        if ".base_layer." in name:
-            continue  # PEFT may store a copy of an untouched embedding
+        if ".base_layer." in name or tensor.numel() == 0:
+            continue  # PEFT may store a copy of an untouched embedding; what was not trained may be stored empty
         for half in ("lora_A", "lora_B"):
             if f".{half}." in name:
-                module = name.split(f".{half}.")[0].replace("model.unembed_tokens", "lm_head")
-                halves.setdefault(module, {})[half] = tensor
+                halves.setdefault(_module_name(name.split(f".{half}.")[0]), {})[half] = tensor
                 break
         else:
             raise WeightsAdapterError(f"tensor {key!r} is not a LoRA factor")
@@ -76,6 +79,78 @@ def read_adapter(folder: str | Path) -> Adapter:
         alpha = (config.get("alpha_pattern") or {}).get(module, config["lora_alpha"])
         pairs[module] = LoraPair(found["lora_A"], found["lora_B"], float(alpha) / rank)
     return Adapter(pairs, config)
+
+
+def _module_name(name: str) -> str:
+    owner, _, last = name.replace("model.unembed_tokens", "lm_head").rpartition(".")
+    return ".".join(
+        part for part in (owner, _EXPERT_PROJECTIONS.get(last, last) if owner.endswith(".experts") else last) if part
+    )
+
+
+def per_expert(pairs: dict[str, LoraPair]) -> dict[str, LoraPair]:
+    """Factors that are stacked by expert, one by one: ``experts.up_proj`` becomes ``experts.0.up_proj`` and so on. A stack of
+    one is shared by all experts.
+
+    Raises:
+        WeightsAdapterError: the two factors are of different numbers of experts.
+    """
+    single: dict[str, LoraPair] = {}
+    for module, pair in pairs.items():
+        if pair.lora_a.ndim == 2:
+            single[module] = pair
+            continue
+        sizes = {pair.lora_a.shape[0], pair.lora_b.shape[0]}
+        count = max(sizes)
+        if not sizes <= {1, count}:
+            raise WeightsAdapterError(f"{module}: factors of {sorted(sizes)} experts")
+        lora_a, lora_b = (half.expand(count, *half.shape[1:]) for half in (pair.lora_a, pair.lora_b))
+        for expert in range(count):
+            name = module.replace(".experts.", f".experts.{expert}.")
+            single[name] = LoraPair(lora_a[expert], lora_b[expert], pair.scale)
+    return single
+
+
+def fit_to_model(pairs: dict[str, LoraPair], keys: Collection[str]) -> dict[str, LoraPair]:
+    """Name modules as a model with these weights does: text layers below its language model, ``self_attn`` for ``attn``."""
+    prefix = next(
+        (p for p in ("model.language_model.", "language_model.model.") if any(k.startswith(p) for k in keys)), ""
+    )
+    renames_attention = any(".self_attn." in key for key in keys)
+
+    def name(module: str) -> str:
+        if renames_attention:
+            module = module.replace(".attn.", ".self_attn.")
+        if prefix and module.startswith("model.") and not module.startswith(prefix):
+            return prefix + module.removeprefix("model.")
+        return "language_model.lm_head" if module == "lm_head" and "language_model.lm_head.weight" in keys else module
+
+    return {name(module): pair for module, pair in pairs.items()}
+
+
+def weight_keys(model_dir: Path) -> set[str]:
+    """Names of the weights of a model folder; none if it holds no safetensors."""
+    from safetensors import safe_open
+
+    index, single = model_dir / INDEX, model_dir / "model.safetensors"
+    if index.is_file():
+        return set(json.loads(index.read_text())["weight_map"])
+    if not single.is_file():
+        return set()
+    with safe_open(str(single), framework="pt") as file:
+        return set(file.keys())
+
+
+def require_new(output_path: str) -> Path:
+    """The folder to write; it must not hold anything.
+
+    Raises:
+        WeightsExistError: it does.
+    """
+    out = Path(output_path)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise WeightsExistError(f"output_path={output_path} is not empty")
+    return out
 
 
 def resolve_model_dir(base_model: str) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,10 +36,46 @@ def generate_model_card(
     for name, values in (("language", config.language), ("datasets", config.datasets)):
         if values:
             lines += [f"{name}:", *(f"- {value}" for value in values)]
-    tags = [*config.tags, "tinker", *(["lora", "peft"] if adapter else [])]
+    tags = [*config.tags, "tinker", "tinker-cookbook", *(["lora", "peft"] if adapter else [])]
     lines += ["pipeline_tag: text-generation", "tags:", *(f"- {tag}" for tag in dict.fromkeys(tags))]
-    title = repo_id.split("/")[-1] if repo_id else config.base_model
-    lines += [f"library_name: {'peft' if adapter else 'transformers'}", "---", "", f"# {title}", ""]
-    kind = "A LoRA adapter for" if adapter else "A fine-tuned version of"
-    lines.append(f"{kind} [{config.base_model}](https://huggingface.co/{config.base_model}), trained with rock-tinker.")
+    lines += [f"library_name: {'peft' if adapter else 'transformers'}", "---"]
+    base = f"[{config.base_model}](https://huggingface.co/{config.base_model})"
+    lines += ["", f"# {repo_id or config.base_model}", ""]
+    lines += [f"{'A LoRA adapter for' if adapter else 'A fine-tuned version of'} {base}, trained with rock-tinker.", ""]
+    lines += [
+        "## Model",
+        "",
+        f"- Base model: {base}",
+        f"- Format: {'LoRA adapter (PEFT)' if adapter else 'Merged model'}",
+        "",
+    ]
+    lines += ["## Use", "", "```python", *_usage(config.base_model, repo_id, adapter), "```", ""]
+    lines += ["## Versions", "", *(f"- {name}: {version}" for name, version in _versions(adapter))]
     return ModelCard("\n".join(lines) + "\n")
+
+
+def _usage(base_model: str, repo_id: str | None, adapter: bool) -> list[str]:
+    """Lines of Python that load the model."""
+    name = repo_id or "<repository>"
+    if not adapter:
+        return [
+            "from transformers import AutoModelForCausalLM",
+            "",
+            f'model = AutoModelForCausalLM.from_pretrained("{name}")',
+        ]
+    return [
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM",
+        "",
+        f'base = AutoModelForCausalLM.from_pretrained("{base_model}")',
+        f'model = PeftModel.from_pretrained(base, "{name}")',
+    ]
+
+
+def _versions(adapter: bool) -> list[tuple[str, str]]:
+    """What the model was made with, as far as it is installed."""
+    found = []
+    for name in ("rock-tinker", "transformers", "torch", *(["peft"] if adapter else [])):
+        with contextlib.suppress(PackageNotFoundError):
+            found.append((name, version(name)))
+    return found

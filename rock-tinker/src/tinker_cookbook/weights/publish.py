@@ -18,6 +18,8 @@ def publish_to_hf_hub(
 ) -> str:
     """Create the repository if needed and upload the folder. Returns its URL.
 
+    ``model_card`` is written as ``README.md``, unless the folder has one.
+
     Raises:
         WeightsNotFoundError: the folder does not exist.
     """
@@ -25,8 +27,8 @@ def publish_to_hf_hub(
 
     folder = Path(model_path)
     if not folder.is_dir():
-        raise WeightsNotFoundError(f"model_path={model_path!r} is no folder")
-    if model_card is not None:
+        raise WeightsNotFoundError(f"model_path={model_path!r} does not exist or is no folder")
+    if model_card is not None and not (folder / "README.md").exists():
         card = generate_model_card(config=model_card, repo_id=repo_id, model_path=model_path)
         card.save(folder / "README.md")
     api = HfApi(token=token)
