@@ -12,10 +12,14 @@ import click
 
 from tinker import TinkerError
 from tinker_cookbook.exceptions import TinkerCookbookError
-from tinker_cookbook.faults import missing_package, refusal
+from tinker_cookbook.faults import MISSING_PACKAGE_EXIT_CODE, missing_package, refusal
 
 _RECIPES = Path(__file__).parent / "recipes"
 _KEY_VALUE = {"ignore_unknown_options": True, "help_option_names": []}  # --help is the program's own
+
+
+class _MissingPackage(click.ClickException):
+    exit_code = MISSING_PACKAGE_EXIT_CODE
 
 
 class _Commands(click.Group):
@@ -26,11 +30,11 @@ class _Commands(click.Group):
         """The command."""
         try:
             return super().invoke(ctx)
-        except ModuleNotFoundError as error:
+        except ImportError as error:
             message = missing_package(error)
             if message is None:
                 raise
-            raise click.ClickException(message) from error
+            raise _MissingPackage(message) from error
         except (TinkerCookbookError, TinkerError) as error:
             if ctx.invoked_subcommand == "recipe":
                 raise

@@ -208,5 +208,7 @@ class SDFTLoop(TrainingLoop):
 
 async def main(cfg: Config, sdft_dataset: SDFTBatchProvider, test_dataset: RLDataset | None = None) -> None:
     """Run self-distillation; an existing ``log_path`` with a checkpoint is resumed."""
+    if cfg.reverse:
+        import torch  # noqa: F401  (its loss needs it: a machine without it is told before the run is opened)
     rl = to_rl_config(cfg, _GivenDataset(train=_ProviderDataset(sdft_dataset), test=test_dataset))
     await rl_train.run_loop(rl, SDFTLoop, logged_config=cfg, sdft=cfg)

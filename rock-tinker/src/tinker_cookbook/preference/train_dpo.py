@@ -223,6 +223,8 @@ def do_update(
 
 async def amain(config: Config) -> None:
     """Run DPO."""
+    import torch  # noqa: F401  (the loss needs it: a machine without it is told before the run is opened)
+
     await run_supervised(config, DPOLoop)
 
 

@@ -17,7 +17,7 @@ from chz.blueprint import exit_on_entrypoint_error
 import tinker
 from tinker_cookbook import checkpoint_utils, cli_utils
 from tinker_cookbook.exceptions import ConfigurationError, DataError, RendererError
-from tinker_cookbook.faults import refusal
+from tinker_cookbook.faults import MISSING_PACKAGE_EXIT_CODE, missing_package, refusal
 from tinker_cookbook.rl import config as rl_config
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.supervised import train as supervised_train
@@ -31,7 +31,7 @@ _REFUSED = (tinker.BadRequestError, tinker.AuthenticationError, tinker.Permissio
 @contextlib.contextmanager
 def faults_in_one_line() -> Iterator[None]:
     """A setting that cannot work, data that cannot be read, a server that refuses or does not answer end the program
-    with one line and exit code 1, Ctrl-C with 130. `--help` is no fault."""
+    with one line and exit code 1, a package that is not installed with 2, Ctrl-C with 130. `--help` is no fault."""
     _check_arguments()
     try:
         yield
@@ -42,7 +42,13 @@ def faults_in_one_line() -> Iterator[None]:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-    except (ConfigurationError, DataError, RendererError) as error:
+    except (ConfigurationError, DataError, RendererError, ImportError) as error:
+        missing = missing_package(error)
+        if missing is not None:
+            print(f"refused: {error if 'pip install' in str(error) else missing}", file=sys.stderr)
+            sys.exit(MISSING_PACKAGE_EXIT_CODE)
+        if isinstance(error, ImportError):
+            raise
         sys.exit(f"refused: {error}")
     except _REFUSED as error:
         sys.exit(f"refused by the server: {refusal(error)}")
