@@ -117,6 +117,15 @@ def test_429_and_lost_connections_back_off(server: Any, mock: Any, training: Any
     assert waits == [1, 2, 4, 8, 16, 30, 30]
 
 
+def test_a_server_that_went_away_is_told_of(
+    server: Any, mock: Any, training: Any, waits: list[float], caplog: Any
+) -> None:
+    server.script("retrieve_future", *[mock.Answer(drop=True)] * 5)
+    step(training)
+    told = [record.getMessage() for record in caplog.records if "does not answer" in record.getMessage()]
+    assert len(told) == 1 and told[0].endswith("waiting until it is back")
+
+
 def test_400_is_repeated_three_times(server: Any, mock: Any, training: Any, waits: list[float]) -> None:
     bad = mock.Answer(400, json={"detail": "bad"})
     server.script("retrieve_future", bad, bad, bad)

@@ -74,6 +74,14 @@ class ResetBudget:
         self.left = min(self.left + 1, self.limit)
 
 
+def tell_silence(base_url: str, error: Exception, what_now: str) -> None:
+    """Says that the server does not answer, once a minute however many calls wait for it."""
+    now = time.monotonic()
+    if now - _told.get(base_url, -_SILENCE_SECONDS) >= _SILENCE_SECONDS:
+        _told[base_url] = now
+        logger.warning("%s does not answer (%s); %s", base_url, error, what_now)
+
+
 class HttpClient:
     """Sends calls over one connection pool."""
 
@@ -129,16 +137,9 @@ class HttpClient:
             delay = _retry_delay(response, tries)
             logger.debug("%s %s: %s; next try in %.2f s", call.method, call.path, error, delay)
             if response is None and tries >= _QUIET_TRIES:
-                self._tell(error)
+                tell_silence(self._base_url, error, "trying on for some minutes")
             await _pace.sleep(delay)
             tries += 1
-
-    def _tell(self, error: Exception) -> None:
-        """Says that the server does not answer, once a minute however many calls wait for it."""
-        now = time.monotonic()
-        if now - _told.get(self._base_url, -_SILENCE_SECONDS) >= _SILENCE_SECONDS:
-            _told[self._base_url] = now
-            logger.warning("%s does not answer (%s); trying on for some minutes", self._base_url, error)
 
     async def fetch(self, call: Call, model: type[M]) -> M:
         """The answer as ``model``; APIResponseValidationError if it has another form."""

@@ -25,7 +25,7 @@ from ._errors import (
     RetryableError,
     TinkerError,
 )
-from ._http import Call
+from ._http import Call, tell_silence
 from ._pools import PoolKind
 from ._queue_state import QueueState, QueueStateObserver
 from ._retry import BillingPause
@@ -43,6 +43,7 @@ _PROTOBUF = "application/x-protobuf"
 _FAST_POLL_SECONDS = 0.25
 _FAST_POLLS_ALLOWED = 20
 _FAST_POLL_PAUSE = 0.25
+_QUIET_TRIES = 2
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,9 @@ class Promise(Generic[T]):
             response: httpx.Response = await self._holder.send(PoolKind.RETRIEVE_PROMISE, call, retry=False)
         except APIStatusError as error:
             await self._on_status(error)
-        except APIConnectionError:
+        except APIConnectionError as error:
+            if self._backoffs >= _QUIET_TRIES:
+                tell_silence(self._holder.base_url, error, "waiting until it is back")
             await self._back_off()
         else:
             self._backoffs = 0

@@ -44,7 +44,6 @@ class Telemetry:
         self._session_id = f"sessionless-{uuid.uuid4()}"
         self._count = 0
         self._started = time.monotonic()
-        self._warned = False
         self._lock = asyncio.Lock()
 
     def begin_session(self, session_id: str) -> None:
@@ -100,6 +99,5 @@ class Telemetry:
                 try:
                     await self._send(Call("POST", "telemetry", request, timeout=_TIMEOUT_SECONDS, retries=0))
                 except TinkerError as error:
-                    (logger.debug if self._warned else logger.warning)("telemetry was dropped: %s", error)
-                    self._warned = True
+                    logger.info("telemetry was dropped: %s", error)
                     return
