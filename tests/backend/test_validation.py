@@ -144,6 +144,7 @@ BAD_SAMPLES: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["[2, K]"],
     ),
     "top-k too large": ({"topk_prompt_logprobs": 2000}, ["topk_prompt_logprobs"]),
+    "top-k of the whole vocabulary": ({"topk_sample_logprobs": 1000}, ["topk_sample_logprobs 1000", "999"]),
 }
 
 

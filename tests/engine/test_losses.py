@@ -132,6 +132,18 @@ def test_a_position_local_loss_is_the_sum_over_any_split(name: str) -> None:
     np.testing.assert_allclose(grad, np.concatenate([p[1] for p in parts]), atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "truncated_importance_sampling"])
+def test_positions_without_an_advantage_may_hold_any_logprob(name: str) -> None:
+    lp, inputs = example(3)
+    inputs["advantages"][::2] = 0.0
+    loss, grad = evaluate(name, lp, inputs, **({"kl_coeff": 0.0} if name.startswith("truncated") else {}))
+    inputs["logprobs"][::2] = -1e4
+    wild_loss, wild_grad = evaluate(name, lp, inputs, **({"kl_coeff": 0.0} if name.startswith("truncated") else {}))
+    assert wild_loss == loss
+    np.testing.assert_array_equal(wild_grad, grad)
+    assert (grad[::2] == 0).all() and (grad[1::2] != 0).any()
+
+
 def test_every_loss_of_the_catalogue_is_computed() -> None:
     assert set(LOSS_FUNCTIONS) == set(LOSSES)
 

@@ -225,6 +225,35 @@ def test_a_gradient_that_overflows_is_refused_and_the_run_lives_on(
     assert isinstance(trainer.forward_backward([cross_entropy("run", data.batch(2))])[0], LossResult)
 
 
+def test_a_gradient_that_overflows_takes_no_neighbour_of_its_run_along(
+    new_trainer: NewTrainer, data: Any, cross_entropy: Any
+) -> None:
+    batch, others = data.batch(3), data.batch(2)
+    datum = data.policy_datum(6)
+    datum.inputs["logprobs"][:] = -1e4
+    bad = LossRequest("run", 2, [datum], "importance_sampling")
+    good = [replace(cross_entropy("run", batch), seq_id=1), replace(cross_entropy("run", others), seq_id=3)]
+    trainer = with_run(new_trainer())
+    first, refused, last = trainer.forward_backward([good[0], bad, good[1]])
+    assert isinstance(first, LossResult) and isinstance(last, LossResult)
+    assert isinstance(refused, RuntimeFault) and "not finite" in str(refused)
+    alone = with_run(new_trainer())
+    alone.forward_backward(good)
+    torch.testing.assert_close(trainer.runs["run"].gradients, alone.runs["run"].gradients)
+
+
+def test_a_step_with_eps_0_leaves_weights_without_a_gradient_alone(
+    new_trainer: NewTrainer, data: Any, cross_entropy: Any
+) -> None:
+    trainer = with_run(new_trainer())
+    before = trainer.runs["run"].values.clone()
+    trainer.forward_backward([cross_entropy("run", data.batch(2))])  # at the start lora_A has no gradient
+    trainer.optim_step("run", OptimParams(0.01, 0.9, 0.95, 0.0, 0.0, 0.0))
+    change = (trainer.runs["run"].values - before).abs()
+    assert bool(torch.isfinite(change).all())
+    assert bool((change == 0).any()) and float(change.max()) == pytest.approx(0.01, rel=1e-3)
+
+
 def test_a_failure_inside_the_shared_pass_fails_the_culprit_alone(
     new_trainer: NewTrainer, data: Any, cross_entropy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -211,3 +211,21 @@ def test_a_folder_that_cannot_be_written_is_a_fault_with_the_path(new_trainer: N
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RuntimeFault, match="cannot be written"):
         trainer.save("run", str(tmp_path / "file" / "s"), "training")
+
+
+def test_a_full_disk_is_a_fault_with_the_path(
+    new_trainer: NewTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors import SafetensorError
+
+    from tinker_backend.runtime import weight_files
+
+    def full(*_: Any, **__: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(weight_files, "save_file", full)
+    trainer = new_trainer()
+    trainer.create(RunSpec("run", "tiny", LoraSpec(rank=4)))
+    with pytest.raises(RuntimeFault, match=rf"cannot be written to {tmp_path}/s: .*No space left"):
+        trainer.save("run", str(tmp_path / "s"), "training")
+    assert not list(tmp_path.iterdir())

@@ -120,7 +120,8 @@ def _check_vocabulary(tokens: Array, field: str, card: ModelCard) -> None:
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= card.vocab_size:
         bad = low if low < 0 else high
-        raise BadRequest(f"{field} holds token id {bad}; ids of {card.name} lie in 0..{card.vocab_size - 1}")
+        mask = "; to mask a position give it weight or advantage 0" if bad == -100 else ""
+        raise BadRequest(f"{field} holds token id {bad}; ids of {card.name} lie in 0..{card.vocab_size - 1}{mask}")
 
 
 def _check_inputs(datum: Datum, field: str, loss: str, inputs: Mapping[str, LossInput], card: ModelCard) -> None:
@@ -179,10 +180,11 @@ def check_sample_request(request: SampleRequest, card: ModelCard, limits: LimitS
                 f"{card.max_context_length}; ask for at most {room}"
             )
     _check_drawing(request, card)
+    most = min(_MAX_TOP_K, card.vocab_size - 1)
     for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
         value = getattr(request, name)
-        if not 0 <= value <= min(_MAX_TOP_K, card.vocab_size):
-            raise BadRequest(f"{name} {value} must lie between 0 and {min(_MAX_TOP_K, card.vocab_size)}")
+        if not 0 <= value <= most:
+            raise BadRequest(f"{name} {value} must lie between 0 and {most}")
     last_n = request.prompt_logprobs_last_n
     if last_n is not None:
         if not request.prompt_logprobs:

@@ -83,7 +83,9 @@ POSITION_LOCAL = frozenset(
 
 
 def _ratio(lp: Tensor, inputs: Inputs) -> Tensor:
-    return (lp - inputs["logprobs"]).exp()
+    """r, and 1 where the advantage is 0: there it has no effect, and one that overflows would make 0 times infinity."""
+    gap = lp - inputs["logprobs"]
+    return torch.where(inputs["advantages"] != 0, gap, torch.zeros_like(gap)).exp()
 
 
 def _thresholds(inputs: Inputs, config: Config, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -112,6 +112,10 @@ class TrainingRun:
         return {"grad_norm": norm, "learning_rate": params.learning_rate, "step": float(self.step)}
 
 
+_SMALLEST_EPS = 1e-37
+"""Below it ``eps`` may be 0 in float32."""
+
+
 def adamw(
     values: Tensor, gradients: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: int, params: OptimParams
 ) -> None:
@@ -123,6 +127,9 @@ def adamw(
     correction1 = 1 - params.beta1**step
     correction2 = (1 - params.beta2**step) ** 0.5
     denominator = torch.sqrt(exp_avg_sq, out=gradients).div_(correction2).add_(params.eps)
+    if params.eps < _SMALLEST_EPS:
+        # No gradient so far, or one whose square is 0 in float32: 0 / 0 without this.
+        denominator.masked_fill_(denominator == 0, torch.inf)
     values.addcdiv_(exp_avg, denominator, value=-params.learning_rate / correction1)
 
 

@@ -63,7 +63,7 @@ def save_run(run: TrainingRun, path: str, kind: SaveKind) -> SavedWeights:
             _fsync(staged / name)
         _fsync(staged)
         put_in_place(staged, target)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise RuntimeFault(f"weights cannot be written to {target}: {error}", "server") from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
