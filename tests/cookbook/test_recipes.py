@@ -293,3 +293,26 @@ def test_rows_may_hold_every_separator_of_unicode(tmp_path: Path) -> None:
     row = {"text": "a\u2028b\u0085c\x1ed"}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\r\n\n", encoding="utf-8", newline="")
     assert read_jsonl(tmp_path / "rows.jsonl") == [row]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"tests": [{"input": "1", "output": "1"}]},
+        {"question": "q"},
+        {"question": "q", "tests": 3},
+        {"question": "q", "tests": "[{"},
+        {"question": "q", "tests": [None]},
+    ],
+)
+def test_programming_problems_that_cannot_be_read_are_named_by_row(row: dict[str, Any], tmp_path: Path) -> None:
+    from tinker_cookbook.exceptions import DataFormatError
+    from tinker_cookbook.recipes.code_rl.env import load_problems
+
+    good = {"question": "q", "tests": [{"input": "1", "output": 2}]}
+    path = tmp_path / "problems.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in (good, {**good, "tests": json.dumps(good["tests"])})))
+    assert [problem.tests for problem in load_problems(str(path))] == [(("1", "2"),)] * 2
+    path.write_text(json.dumps(good) + "\n" + json.dumps(row) + "\n")
+    with pytest.raises(DataFormatError, match="row 2: needs 'question' and 'tests'"):
+        load_problems(str(path))

@@ -12,7 +12,7 @@ import chz
 import numpy as np
 
 from tinker_cookbook import renderers, tokenizer_utils
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
 from tinker_cookbook.recipes.code_rl.code_grading import (
     FORMAT_COEF,
     CodeProblem,
@@ -109,11 +109,19 @@ def load_problems(dataset: str, split: str = "train") -> list[CodeProblem]:
     else:
         raise ConfigurationError(f"dataset={dataset!r} is unknown; use deepcoder or a path that ends in .jsonl")
     problems = []
-    for row in rows:
-        tests = row["tests"] if isinstance(row["tests"], list) else json.loads(row["tests"])
-        cases = tuple((str(t["input"]), str(t["output"])) for t in tests if "input" in t and "output" in t)
+    for number, row in enumerate(rows, start=1):
+        question, tests = row.get("question") or row.get("problem"), row.get("tests")
+        try:
+            tests = json.loads(tests) if isinstance(tests, str) else tests
+            cases = tuple((str(t["input"]), str(t["output"])) for t in tests if "input" in t and "output" in t)
+        except (TypeError, ValueError):
+            question = None
+        if not question:
+            raise DataFormatError(
+                f"{dataset}, row {number}: needs 'question' and 'tests', a list of 'input' and 'output'"
+            )
         if cases:
-            problems.append(CodeProblem(row.get("question") or row["problem"], cases))
+            problems.append(CodeProblem(str(question), cases))
     return problems
 
 
