@@ -141,6 +141,12 @@ def test_errors_go_to_stderr_with_code_1(run: Any, arguments: str, message: str)
     assert done.stderr.startswith("Error: ") and message in done.stderr
 
 
+def test_a_server_without_tls_is_told_at_once(run: Any, server: Any) -> None:
+    done = run("run", "list", TINKER_BASE_URL=server.url.replace("http://", "https://"))
+    assert done.returncode == 1
+    assert "cannot be reached" in done.stderr and "(is it http://?)" in done.stderr
+
+
 def test_a_server_that_is_not_there_is_told_at_once(run: Any) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from urllib.parse import urlsplit
 
 from .._admin import AdminClient
@@ -33,9 +34,20 @@ def check_server() -> None:
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        socket.create_connection((parts.hostname or "", port), _CONNECT_SECONDS).close()
+        with socket.create_connection((parts.hostname or "", port), _CONNECT_SECONDS) as connection:
+            if parts.scheme == "https":
+                _speak_tls(connection, parts.hostname or "")
     except OSError as error:
+        hint = " (is it http://?)" if isinstance(error, ssl.SSLError) else ""
         raise CliError(
             f"The server {url} cannot be reached",
-            f"{error.strerror or error}. TINKER_BASE_URL names the server; tinker-backend serve starts one",
+            f"{error.strerror or error}{hint}. TINKER_BASE_URL names the server; tinker-backend serve starts one",
         ) from error
+
+
+def _speak_tls(connection: socket.socket, host: str) -> None:
+    """Raises OSError when the other side does not speak TLS. Whether it is the right one, the client itself checks."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.wrap_socket(connection, server_hostname=host).close()
