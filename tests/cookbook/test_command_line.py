@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import pty
 import select
@@ -121,24 +123,65 @@ def test_ctrl_c_ends_a_program_that_waits_for_a_person() -> None:
         os.close(terminal)
 
 
-def test_an_interrupted_recipe_says_how_to_go_on_and_ends_with_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_a_stopped_recipe_says_how_to_go_on(
+    number: signal.Signals,
+    code: int,
+    word: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     @chz.chz
     class Config:
         log_path: str | None = None
         behavior_if_log_dir_exists: str = "ask"
 
-    async def main(config: Config) -> None:
-        raise KeyboardInterrupt
+    closed = []
 
-    monkeypatch.setattr(sys, "argv", ["recipe", "log_path=runs/a"])
+    async def main(config: Config) -> None:
+        try:
+            signal.raise_signal(number)
+            await asyncio.sleep(60)
+        finally:
+            closed.append(config.log_path)
+
+    folder = tmp_path / "a"
+    monkeypatch.setattr(entry, "_folders", [])
+    monkeypatch.setattr(sys, "argv", ["recipe", f"log_path={folder}"])
     main.__annotations__["config"] = Config
-    with pytest.raises(SystemExit) as ended:
-        entry.run(main)
-    assert ended.value.code == 130
-    said = capsys.readouterr().err.splitlines()
-    assert said == ["log_path=runs/a behavior_if_log_dir_exists=resume goes on from here", "interrupted"]
+    before = signal.getsignal(signal.SIGTERM)
+    for said in (
+        f"nothing was written to {folder} yet",
+        f"{folder} has no checkpoint yet: the same command with behavior_if_log_dir_exists=delete begins again",
+        f"log_path={folder} behavior_if_log_dir_exists=resume goes on from checkpoint 000003",
+    ):
+        with pytest.raises(SystemExit) as ended:
+            entry.run(main)
+        assert ended.value.code == code and capsys.readouterr().err.splitlines() == [said, word]
+        row = {"name": "000003", "batch": 3, "state_path": "tinker://r/weights/000003"}
+        if folder.is_dir():
+            (folder / "checkpoints.jsonl").write_text(json.dumps(row) + "\n")
+        folder.mkdir(exist_ok=True)
+    assert closed == [str(folder)] * 3 and signal.getsignal(signal.SIGTERM) == before
+
+
+def test_the_folder_that_a_run_has_chosen_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    @chz.chz
+    class Config:
+        model_name: str = "org/m"
+        log_path: str | None = None
+
+    monkeypatch.setattr(entry, "_folders", [])
+    monkeypatch.setenv("TINKER_COOKBOOK_RUNS_DIR", str(tmp_path))
+    chosen = entry.run_folder(Config(), "recipe")
+    assert entry._folders == [chosen]
+    (Path(chosen) / "sft").mkdir(parents=True)
+    assert "no checkpoint yet" in entry.how_to_go_on(chosen)
+    (Path(chosen) / "sft" / "checkpoints.jsonl").write_text("")
+    assert entry.how_to_go_on(chosen).endswith("goes on from the last checkpoint")
 
 
 def run(module: str, *arguments: str, paths: str = "") -> subprocess.CompletedProcess[str]:

@@ -1,8 +1,9 @@
-"""A run that is killed and resumed ends with the metrics of one that was not."""
+"""A run that is stopped and resumed ends with the metrics of one that was not."""
 
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -46,16 +47,18 @@ def comparable(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def kill_after_step(backend: RecipeBackend, recipe: str, folder: Path, settings: dict[str, Any], step: int) -> None:
-    """Starts a run and kills it as soon as the row of a step is there."""
+def stop_after_step(
+    backend: RecipeBackend, recipe: str, folder: Path, settings: dict[str, Any], step: int, number: signal.Signals
+) -> int:
+    """Starts a run and sends it a signal as soon as the row of a step is there. Returns its exit code."""
     process = backend.start_recipe(recipe, folder, settings)
     metrics = folder / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (metrics.is_file() and metrics.read_text().count("\n") > step):
         assert process.poll() is None and time.monotonic() < deadline, (folder / "output.log").read_text()[-3000:]
         time.sleep(0.005)
-    process.kill()
-    process.wait()
+    process.send_signal(number)
+    return process.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +78,17 @@ def answers_with_digits(recipe_backend: RecipeBackend, tmp_path_factory: pytest.
     return str(json.loads((folder / "run" / "checkpoints.jsonl").read_text().splitlines()[-1])["state_path"])
 
 
-@pytest.mark.parametrize("recipe", sorted(RUNS))
-def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
-    recipe: str, recipe_backend: RecipeBackend, answers_with_digits: str, tmp_path: Path
+@pytest.mark.parametrize(("recipe", "number"), [("chat_sl.train", signal.SIGTERM), ("math_rl.train", signal.SIGKILL)])
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
+    recipe: str, number: signal.Signals, recipe_backend: RecipeBackend, answers_with_digits: str, tmp_path: Path
 ) -> None:
     start = {"model_name": recipe_backend.model, "load_checkpoint_path": answers_with_digits}
     settings = {**COMMON, **RUNS[recipe], **start}
     recipe_backend.run_recipe(recipe, tmp_path / "whole", settings)
-    kill_after_step(recipe_backend, recipe, tmp_path / "struck", settings, step=3)
+    code = stop_after_step(recipe_backend, recipe, tmp_path / "struck", settings, 3, number)
+    if number is signal.SIGTERM:
+        last = (tmp_path / "struck" / "output.log").read_text().splitlines()[-2:]
+        assert code == 143 and "goes on from checkpoint 00000" in last[0] and last[1] == "terminated"
     before = metric_rows(tmp_path / "struck" / "run")
     resumed = {**settings, "behavior_if_log_dir_exists": "resume"}
     recipe_backend.run_recipe(recipe, tmp_path / "struck", resumed)

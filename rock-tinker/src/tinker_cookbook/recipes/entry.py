@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,17 +33,19 @@ _REFUSED = (tinker.BadRequestError, tinker.AuthenticationError, tinker.Permissio
 @contextlib.contextmanager
 def faults_in_one_line() -> Iterator[None]:
     """A setting that cannot work, data that cannot be read, a server that refuses or does not answer end the program
-    with one line and exit code 1, a package that is not installed with 2, Ctrl-C with 130. `--help` is no fault."""
+    with one line and exit code 1, a package that is not installed with 2, Ctrl-C with 130, SIGTERM with 143. `--help` is
+    no fault."""
     _check_arguments()
     try:
-        yield
+        with _terminated_as_interrupted() as signals:
+            yield
     except SystemExit:
         if "--help" in sys.argv[1:]:
             sys.exit(0)
         raise
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        print("terminated" if signals else "interrupted", file=sys.stderr)
+        sys.exit(128 + (signals or [signal.SIGINT])[0])
     except (ConfigurationError, DataError, RendererError, ImportError) as error:
         missing = missing_package(error)
         if missing is not None:
@@ -60,6 +64,26 @@ def faults_in_one_line() -> Iterator[None]:
         if type(error) is not tinker.TinkerError:  # its own kinds tell of work that was under way
             raise
         sys.exit(f"refused: {error}")
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[list[int]]:
+    """SIGTERM ends the program as Ctrl-C does, so that sandboxes and the session at the server are closed. Gives the signals
+    that came."""
+    received: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        received.append(number)
+        signal.raise_signal(signal.SIGINT)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_arguments() -> None:
@@ -83,9 +107,9 @@ def run(main: Callable[[Any], Any]) -> None:
             if inspect.isawaitable(result):
                 asyncio.run(_wait(result))
         except KeyboardInterrupt:
-            if hasattr(config, "behavior_if_log_dir_exists"):
-                folder = config.log_path or "FOLDER (tinker-cookbook runs lists them)"
-                print(f"log_path={folder} behavior_if_log_dir_exists=resume goes on from here", file=sys.stderr)
+            folder = _folders[-1] if _folders else getattr(config, "log_path", None)
+            if folder is not None and hasattr(config, "behavior_if_log_dir_exists"):
+                print(how_to_go_on(folder), file=sys.stderr)
             raise
 
     parameter = next(iter(inspect.signature(main, eval_str=True).parameters.values()))
@@ -104,6 +128,22 @@ async def _wait(awaitable: Any) -> None:
     await awaitable
 
 
+def how_to_go_on(folder: str) -> str:
+    """What to do with the folder of a run that was stopped."""
+    if not Path(folder).expanduser().is_dir():
+        return f"nothing was written to {folder} yet"
+    last = checkpoint_utils.get_last_checkpoint(folder)
+    stages = any(Path(folder).expanduser().glob("*/checkpoints.jsonl"))
+    if last is None and not stages:
+        return f"{folder} has no checkpoint yet: the same command with behavior_if_log_dir_exists=delete begins again"
+    where = f"checkpoint {last.name}" if last is not None else "the last checkpoint"
+    return f"log_path={folder} behavior_if_log_dir_exists=resume goes on from {where}"
+
+
+_folders: list[str] = []
+"""Folders that this program has chosen for its runs."""
+
+
 def run_folder(config: Any, recipe: str, *hints: Any) -> str:
     """The run's folder: ``log_path`` if given, else a new one below the folder of runs.
 
@@ -113,7 +153,8 @@ def run_folder(config: Any, recipe: str, *hints: Any) -> str:
     behavior: cli_utils.LogdirBehavior = getattr(config, "behavior_if_log_dir_exists", "ask")
     if config.log_path is not None:
         cli_utils.check_log_dir(config.log_path, behavior)
-        return str(Path(config.log_path).expanduser())
+        _folders.append(str(Path(config.log_path).expanduser()))
+        return _folders[-1]
     model = str(getattr(config, "model_name", None) or getattr(config, "base_model", "")).split("/")[-1]
     parts = [recipe, slugify(model), *(str(hint) for hint in hints), time.strftime("%Y%m%d-%H%M%S")]
     name = "-".join(part for part in parts if part)
@@ -121,6 +162,7 @@ def run_folder(config: Any, recipe: str, *hints: Any) -> str:
     while Path(candidate).exists():
         number += 1
         candidate = cli_utils.runs_path(f"{name}-{number}")
+    _folders.append(candidate)
     return candidate
 
 
