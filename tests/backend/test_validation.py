@@ -111,6 +111,40 @@ def test_a_bad_model_is_refused_by_name(wire: Any, fields: dict[str, Any], words
     assert all(word in detail for word in words), detail
 
 
+@pytest.mark.parametrize(
+    "fields", [{"learning_rate": 1e31}, {"learning_rate": -1}, {"weight_decay": 1e7}, {"eps": 1e31}, {"beta1": 1}]
+)
+def test_optimizer_numbers_that_leave_float32_are_refused_by_name(wire: Any, fields: dict[str, float]) -> None:
+    run = wire.model()
+    detail = wire.post("optim_step", 422, model_id=run, seq_id=1, adam_params=fields)["detail"]
+    assert f"adam_params.{next(iter(fields))}" in detail
+    assert wire.result(wire.optim_step(run, 2))["metrics"]["grad_norm"] == 0
+
+
+@pytest.mark.parametrize(
+    ("route", "content", "detail"),
+    [
+        ("optim_step", "{bad", "the body is no JSON: Expecting property name enclosed in double quotes at character 1"),
+        (
+            "asample",
+            '{"prompt": {}, "sampling_params": {"stop": 5}}',
+            "sampling_params.stop: Input should be a valid string or Input should be a valid list (found '5')",
+        ),
+        (
+            "asample",
+            '{"prompt": {}, "sampling_params": {"stop": ["a", 5.5]}}',
+            "sampling_params.stop.1: Input should be a valid string or Input should be a valid integer",
+        ),
+    ],
+)
+def test_a_body_of_the_wrong_form_is_told_in_one_sentence_a_place(
+    wire: Any, route: str, content: str, detail: str
+) -> None:
+    answer = wire.http.post(route, content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+    assert detail in answer.json()["detail"] and "list[" not in answer.json()["detail"]
+
+
 def test_an_alias_names_the_same_model(wire: Any) -> None:
     run = wire.model(base_model="Org/Fake")
     assert wire.post("get_info", model_id=run)["model_data"]["model_name"] == "Org/Fake"

@@ -100,7 +100,10 @@ def test_a_last_message_of_the_assistant_begins_the_answer(client: Anthropic) ->
         ({"model": "claude"}, "not served"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages.0.content.0: Input tag 'image'",
+        ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"extra_body": {"no_such_option": 1}}, "no_such_option"),

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 
 from ..errors import ApiError, LedgerError
 from .backend import Backend
+from .body_errors import describe
 from .limits import FrontDoor
 from .routes import (
     anthropic,
@@ -102,9 +103,4 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
             backend.training.refuse(run, body["seq_id"])
         except ApiError as refusal:
             log.debug("no run for a refused body: %s", refusal)
-    problems = []
-    for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"][1:]) or str(item["loc"][0])
-        found = "" if item["type"] == "missing" else f" (found {str(item.get('input'))[:100]!r})"
-        problems.append(f"{where}: {str(item['msg']).removeprefix('Value error, ')}{found}")
-    return JSONResponse({"detail": "; ".join(problems)[:_LONGEST_DETAIL]}, 422)
+    return JSONResponse({"detail": describe(error)[:_LONGEST_DETAIL]}, 422)

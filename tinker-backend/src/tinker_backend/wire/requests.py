@@ -88,11 +88,12 @@ class AdamParamsBody(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     type: Literal["adamw", "adam"] = "adamw"
-    learning_rate: float = Field(1e-4, ge=0)
+    # The upper bounds keep products of these numbers within float32.
+    learning_rate: float = Field(1e-4, ge=0, le=1e30)
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.95, ge=0, lt=1)
-    eps: float = Field(1e-12, ge=0)
-    weight_decay: float = Field(0.0, ge=0)
+    eps: float = Field(1e-12, ge=0, le=1e30)
+    weight_decay: float = Field(0.0, ge=0, le=1e6)
     grad_clip_norm: float = 0.0
 
 

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from ...errors import ApiError, Expired
+from ..body_errors import describe
 
 ErrorBody = Callable[[int, str], dict[str, Any]]
 T = TypeVar("T")
@@ -42,19 +43,6 @@ def door_route(error_body: ErrorBody) -> type[APIRoute]:
             return handle
 
     return DoorRoute
-
-
-def describe(error: RequestValidationError) -> str:
-    """What is wrong with a body: field, rule and what was found."""
-    lines = []
-    for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"][1:]) or "body"
-        if item["type"] == "extra_forbidden":
-            lines.append(f"{where}: this server does not know the field; leave it out")
-        else:
-            found = "" if item["type"] == "missing" else f" (found {str(item.get('input'))[:100]!r})"
-            lines.append(f"{where}: {str(item['msg']).removeprefix('Value error, ')}{found}")
-    return "; ".join(lines[:8])
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
