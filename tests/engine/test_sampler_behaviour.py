@@ -305,6 +305,24 @@ def test_a_failing_prompt_fails_alone(
     assert len(futures[0].result().sequences[0].tokens) == len(futures[2].result().sequences[0].tokens) == 8
 
 
+@pytest.mark.parametrize("fields", [{}, {"temperature": 0.0}, {"top_p": 0.5}, {"top_k": 3}, {"num_samples": 3}])
+def test_weights_that_have_diverged_are_told_and_harm_no_neighbour(
+    fields: dict[str, Any], new_trainer: Callable[..., TorchTrainer], new_sampler: NewSampler, request_of: Any
+) -> None:
+    trainer, sampler = new_trainer(), new_sampler()
+    trainer.create(RunSpec("run", "tiny", LoraSpec(rank=4, seed=1)))
+    trainer.runs["run"].values.fill_(float("nan"))
+    sampler.publish(trainer.runs["run"], "v1")
+    expected = sampled(new_sampler(), request_of()).sequences[0].tokens
+    broken, good = sampler.sample(request_of("a", sampler="v1", **fields)), sampler.sample(request_of("b"))
+    drain(sampler)
+    with pytest.raises(RuntimeFault, match="diverged.*lower the learning rate"):
+        broken.result()
+    np.testing.assert_array_equal(good.result().sequences[0].tokens, expected)
+    sampler.drop("v1")
+    assert sampler.batcher.running == 0 and not sampler.batcher.pending
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

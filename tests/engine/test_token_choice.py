@@ -64,6 +64,16 @@ def test_temperature_scales_and_logprobs_are_those_of_the_scaled_distribution() 
     np.testing.assert_allclose(got.logprobs, expected.gather(1, torch.tensor(got.tokens)[:, None])[:, 0], atol=1e-5)
 
 
+@pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-45, 1e-320])
+def test_temperatures_near_zero_take_the_most_probable_token_too(temperature: float) -> None:
+    rows = logits(20)
+    draws = np.random.default_rng(1).random(20)
+    got = choose(rows.clone(), [ChoiceParams(temperature)] * 10 + [ChoiceParams(temperature, 5, 0.9)] * 10, draws, 3)
+    assert got.tokens.tolist() == rows.argmax(-1).tolist()
+    np.testing.assert_allclose(got.logprobs, 0.0, atol=1e-5)
+    assert got.top_logprobs is not None and np.isfinite(got.top_logprobs).all()
+
+
 def test_temperature_zero_takes_the_most_probable_token() -> None:
     rows = logits(20)
     got = choose(rows.clone(), [ChoiceParams(temperature=0.0, top_k=5)] * 20, np.random.default_rng(1).random(20))

@@ -20,6 +20,8 @@ _BLOCK = 128
 _NUCLEUS = 512
 """Candidates that top-p looks at before it sorts the whole vocabulary."""
 EMPTY_LOGPROB = -99999.0
+_COLDEST = 1e-30
+"""Logits divided by less would leave float32."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def choose(logits_nV: Tensor, params: Sequence[ChoiceParams], draws: npt.NDArray[np.float64], top: int = 0) -> Choice:
     """Samples one token for each row of float32 logits. ``draws`` in [0, 1); ``logits_nV`` may be overwritten."""
     count = len(params)
-    temperatures = [p.temperature if p.temperature > 0 else 1.0 for p in params]
+    temperatures = [max(p.temperature, _COLDEST) if p.temperature > 0 else 1.0 for p in params]
     if any(t != 1.0 for t in temperatures):
         logits_nV = logits_nV / torch.tensor(temperatures, device=logits_nV.device).unsqueeze(1)
     filtered = [i for i, p in enumerate(params) if p.filtered]

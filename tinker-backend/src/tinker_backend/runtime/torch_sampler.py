@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -41,6 +42,10 @@ from tinker_backend.runtime.weight_files import read_manifest, read_values
 log = logging.getLogger(__name__)
 
 _FEW_ROWS = 4
+_DIVERGED = (
+    "the weights of this sampler give probabilities that are not finite: their training has diverged; "
+    "go back to an earlier checkpoint and lower the learning rate"
+)
 
 
 class TorchSampler:
@@ -311,9 +316,13 @@ class TorchSampler:
         draws = uniforms([s.job.seed for s in samples], [s.index for s in samples], [len(s.tokens) for s in samples])
         top = max(s.job.request.topk_sample_logprobs for s in samples)
         choice = choose(logits, [s.job.params for s in samples], draws, top)
+        diverged: dict[int, Job] = {}
         for row, (sample, token, logprob) in enumerate(
             zip(samples, choice.tokens.tolist(), choice.logprobs.tolist(), strict=True)
         ):
+            if not math.isfinite(logprob):
+                diverged[id(sample.job)] = sample.job
+                continue
             sample.tokens.append(token)
             sample.logprobs.append(logprob)
             wanted = sample.job.request.topk_sample_logprobs
@@ -323,6 +332,8 @@ class TorchSampler:
             sample.stop_reason = sample.job.rules.ends(sample.tokens)
             if sample.job.listener is not None:
                 sample.job.listener(_newest(sample))
+        for job in diverged.values():
+            self._fail(job, RuntimeFault(_DIVERGED, "user"))
 
     def _finish_if_done(self, job: Job) -> None:
         if job.unfinished or job.cancelled or job.request.request_id not in self._jobs:
