@@ -195,6 +195,17 @@ async def test_a_finished_run_goes_on_with_more_epochs(
     assert [row["step"] for row in rows(tmp_path / "r")] == list(range(11))
 
 
+async def test_a_finished_run_that_is_started_again_keeps_its_last_evaluation(
+    conversations: Path, tmp_path: Path, fake_service: Any, universal_tokenizer_path: str
+) -> None:
+    await train.main(sft_config(conversations, tmp_path / "r", universal_tokenizer_path))
+    before, calls = rows(tmp_path / "r"), len(fake_service.calls)
+    assert "test/nll" in before[-1] and "train_mean_nll" not in before[-1]
+    await train.main(sft_config(conversations, tmp_path / "r", universal_tokenizer_path))
+    assert rows(tmp_path / "r") == before and len(fake_service.calls) == calls
+    assert not list((tmp_path / "r").glob("*.pre_resume_*"))
+
+
 async def test_the_seed_sets_the_order_of_the_data_and_the_first_weights(
     conversations: Path, tmp_path: Path, fake_service: Any, universal_tokenizer_path: str
 ) -> None:

@@ -169,11 +169,11 @@ class SupervisedLoop:
         if resume is not None:
             self._tokens = int(resume.get("cumulative_tokens", 0))
             self.checkpoints.restore_last_saved_tokens(self._tokens)
-            dropped = self.ml_logger.store.truncate_metrics(first) if self.ml_logger.store else 0
-            logger.info("resuming at step %d of %d (%d later metric rows dropped)", first, total, dropped)
             if resume.final and first >= total:
                 logger.info("this run is finished; give more epochs or a larger max_steps to go on")
                 return
+            dropped = self.ml_logger.store.truncate_metrics(first) if self.ml_logger.store else 0
+            logger.info("resuming at step %d of %d (%d later metric rows dropped)", first, total, dropped)
         waiting: deque[SubmittedBatch] = deque()
         epoch = -1
         for step in range(first, total):
