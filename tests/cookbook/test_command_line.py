@@ -138,6 +138,7 @@ def test_a_stopped_recipe_says_how_to_go_on(
     class Config:
         log_path: str | None = None
         behavior_if_log_dir_exists: str = "ask"
+        save_every: int = 20
 
     closed = []
 
@@ -181,7 +182,8 @@ def test_the_folder_that_a_run_has_chosen_is_named(monkeypatch: pytest.MonkeyPat
     (Path(chosen) / "sft").mkdir(parents=True)
     assert "no checkpoint yet" in entry.how_to_go_on(chosen)
     (Path(chosen) / "sft" / "checkpoints.jsonl").write_text("")
-    assert entry.how_to_go_on(chosen).endswith("goes on from the last checkpoint")
+    assert entry.how_to_go_on(chosen).endswith(" behavior_if_log_dir_exists=resume goes on from the last checkpoint")
+    assert entry.how_to_go_on(chosen, asks=False) == f"log_path={chosen} goes on from the last checkpoint"
 
 
 def run(module: str, *arguments: str, paths: str = "") -> subprocess.CompletedProcess[str]:

@@ -108,8 +108,9 @@ def run(main: Callable[[Any], Any]) -> None:
                 asyncio.run(_wait(result))
         except KeyboardInterrupt:
             folder = _folders[-1] if _folders else getattr(config, "log_path", None)
-            if folder is not None and hasattr(config, "behavior_if_log_dir_exists"):
-                print(how_to_go_on(folder), file=sys.stderr)
+            if folder is not None and hasattr(config, "save_every"):
+                asks = hasattr(config, "behavior_if_log_dir_exists")
+                print(how_to_go_on(folder, asks), file=sys.stderr)
             raise
 
     parameter = next(iter(inspect.signature(main, eval_str=True).parameters.values()))
@@ -128,20 +129,29 @@ async def _wait(awaitable: Any) -> None:
     await awaitable
 
 
-def how_to_go_on(folder: str) -> str:
-    """What to do with the folder of a run that was stopped."""
-    if not Path(folder).expanduser().is_dir():
+def how_to_go_on(folder: str, asks: bool = True) -> str:
+    """What to do with the folder of a run that was stopped. ``asks``: the recipe asks what to do with a folder that exists;
+    others go on by themselves."""
+    path = Path(folder).expanduser()
+    if not path.is_dir():
         return f"nothing was written to {folder} yet"
     last = checkpoint_utils.get_last_checkpoint(folder)
-    stages = any(Path(folder).expanduser().glob("*/checkpoints.jsonl"))
-    if last is None and not stages:
-        return f"{folder} has no checkpoint yet: the same command with behavior_if_log_dir_exists=delete begins again"
+    if last is None and not any(path.glob("*/checkpoints.jsonl")):
+        setting = " with behavior_if_log_dir_exists=delete" if asks else ""
+        return f"{folder} has no checkpoint yet: the same command{setting} begins again"
     where = f"checkpoint {last.name}" if last is not None else "the last checkpoint"
-    return f"log_path={folder} behavior_if_log_dir_exists=resume goes on from {where}"
+    setting = " behavior_if_log_dir_exists=resume" if asks else ""
+    return f"log_path={folder}{setting} goes on from {where}"
 
 
 _folders: list[str] = []
 """Folders that this program has chosen for its runs."""
+
+
+def remember_folder(folder: str) -> str:
+    """Note the folder of this program's run, for what is said when it is stopped."""
+    _folders.append(folder)
+    return folder
 
 
 def run_folder(config: Any, recipe: str, *hints: Any) -> str:
@@ -153,8 +163,7 @@ def run_folder(config: Any, recipe: str, *hints: Any) -> str:
     behavior: cli_utils.LogdirBehavior = getattr(config, "behavior_if_log_dir_exists", "ask")
     if config.log_path is not None:
         cli_utils.check_log_dir(config.log_path, behavior)
-        _folders.append(str(Path(config.log_path).expanduser()))
-        return _folders[-1]
+        return remember_folder(str(Path(config.log_path).expanduser()))
     model = str(getattr(config, "model_name", None) or getattr(config, "base_model", "")).split("/")[-1]
     parts = [recipe, slugify(model), *(str(hint) for hint in hints), time.strftime("%Y%m%d-%H%M%S")]
     name = "-".join(part for part in parts if part)
@@ -162,8 +171,7 @@ def run_folder(config: Any, recipe: str, *hints: Any) -> str:
     while Path(candidate).exists():
         number += 1
         candidate = cli_utils.runs_path(f"{name}-{number}")
-    _folders.append(candidate)
-    return candidate
+    return remember_folder(candidate)
 
 
 async def renderer_name(config: Any) -> str:

@@ -7,9 +7,11 @@ import inspect
 import json
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, as_completed
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import chz
 
 from tinker_cookbook.cli_utils import runs_path
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes import entry
 from tinker_cookbook.recipes.chat_sl.sweep.grid import default_run_name, grid
 from tinker_cookbook.recipes.chat_sl.sweep.results import is_complete
 from tinker_cookbook.utils.config_fields import field_names
@@ -51,47 +54,88 @@ def run(
     folder = Path(sweep_dir or runs_path(f"sweep-{time.strftime('%Y%m%d-%H%M%S')}")).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
-    waiting: dict[Future[float], dict[str, Any]] = {}
-    own = None
-    if executor is None:
-        # Not forked: a run opens connections and threads. One run a process: its logging is that of the whole process.
-        own = ProcessPoolExecutor(max_parallel, multiprocessing.get_context("spawn"), max_tasks_per_child=1)
-    try:
-        for overrides in grid(sweep_axes):
-            path = folder / (name_fn or default_run_name)(overrides)
-            row = {**overrides, "log_path": str(path)}
-            rows.append(row)
-            if skip_existing and is_complete(path):
-                row |= {"status": "skipped", "seconds": 0.0}
-                continue
-            config = chz.replace(base_config, **overrides, log_path=str(path), behavior_if_log_dir_exists="resume")
-            output = str(folder / f"{path.name}.out") if own is not None else None
-            waiting[(own or executor).submit(_run, main_fn, config, output)] = row  # type: ignore[union-attr]
-        for future in as_completed(waiting):
-            row, error = waiting[future], future.exception()
-            if error is None:
-                row |= {"status": "completed", "seconds": future.result()}
-            else:
-                row |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
-            print(f"{row['status']}: {Path(row['log_path']).name} {row.get('error', '')}".rstrip(), flush=True)
-    finally:
-        if own is not None:
-            own.shutdown(wait=False, cancel_futures=True)
+    waiting: list[tuple[dict[str, Any], Any]] = []
+    for overrides in grid(sweep_axes):
+        path = folder / (name_fn or default_run_name)(overrides)
+        rows.append({**overrides, "log_path": str(path)})
+        if skip_existing and is_complete(path):
+            rows[-1] |= {"status": "skipped", "seconds": 0.0}
+            continue
+        changes = {**overrides, "log_path": str(path), "behavior_if_log_dir_exists": "resume"}
+        waiting.append((rows[-1], chz.replace(base_config, **changes)))
+    if executor is not None:
+        _run_in_executor(executor, main_fn, waiting)
+    else:
+        _run_in_processes(max_parallel, main_fn, waiting)
     _write(folder / "results.jsonl", rows)
     return rows
 
 
-def _run(main_fn: Callable[[Any], Any], config: Any, output: str | None) -> float:
+def _ended(row: dict[str, Any], outcome: dict[str, Any]) -> None:
+    row |= outcome
+    print(f"{row['status']}: {Path(row['log_path']).name} {row.get('error', '')}".rstrip(), flush=True)
+
+
+def _run_in_executor(
+    executor: Executor, main_fn: Callable[[Any], Any], waiting: Sequence[tuple[dict[str, Any], Any]]
+) -> None:
+    rows: dict[Future[float], dict[str, Any]] = {executor.submit(_run, main_fn, cfg): row for row, cfg in waiting}
+    for future in as_completed(rows):
+        error = future.exception()
+        if error is None:
+            _ended(rows[future], {"status": "completed", "seconds": future.result()})
+        else:
+            _ended(rows[future], {"status": "failed", "error": f"{type(error).__name__}: {error}"})
+
+
+def _run_in_processes(
+    max_parallel: int, main_fn: Callable[[Any], Any], waiting: Sequence[tuple[dict[str, Any], Any]]
+) -> None:
+    """One run a process: its logging is that of the whole process. Not forked: a run opens connections and threads."""
+    spawn = multiprocessing.get_context("spawn")
+    queue = list(waiting)
+    running: dict[Any, tuple[dict[str, Any], Any, float]] = {}
+    try:
+        while queue or running:
+            while queue and len(running) < max_parallel:
+                row, config = queue.pop(0)
+                process = spawn.Process(target=_run, args=(main_fn, config, f"{row['log_path']}.out"))
+                process.start()
+                running[process.sentinel] = row, process, time.monotonic()
+            for sentinel in connection.wait(list(running)):
+                row, process, started = running.pop(sentinel)
+                process.join()
+                if process.exitcode == 0:
+                    _ended(row, {"status": "completed", "seconds": time.monotonic() - started})
+                else:
+                    lines = Path(f"{row['log_path']}.out").read_text(errors="replace").splitlines() or [""]
+                    _ended(row, {"status": "failed", "error": f"exit code {process.exitcode}: {lines[-1]}"})
+    finally:
+        for _, process, _ in running.values():
+            process.terminate()
+        for _, process, _ in running.values():
+            process.join()
+
+
+def _run(main_fn: Callable[[Any], Any], config: Any, output: str | None = None) -> float:
     """Run to the end; ``output`` is the file for what the process prints. Returns the seconds it took."""
     started = time.monotonic()
-    if output is not None:
+    if output is None:
+        _call(main_fn, config)
+    else:
         with open(output, "ab") as file:
             for stream in (1, 2):
                 os.dup2(file.fileno(), stream)
+        sys.argv[1:] = []
+        with entry.faults_in_one_line():
+            _call(main_fn, config)
+    return time.monotonic() - started
+
+
+def _call(main_fn: Callable[[Any], Any], config: Any) -> None:
     result = main_fn(config)
     if inspect.isawaitable(result):
         asyncio.run(_wait(result))
-    return time.monotonic() - started
 
 
 async def _wait(awaitable: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 
 import chz
 
@@ -138,8 +139,10 @@ async def rl_stage(cli: CLIConfig) -> None:
     train, test = comparisons.get_labeled_comparisons()
     held_out = [labeled.comparison for labeled in (test or train)[: cli.eval_comparisons]]
 
-    def win_rate() -> ComparisonEvaluator:
-        return ComparisonEvaluator(preference, held_out, name, cli.base_model, max_tokens=cli.rl_max_tokens)
+    # The preference model is opened with calls that wait: not in the event loop.
+    win_rate = await asyncio.to_thread(
+        ComparisonEvaluator, preference, held_out, name, cli.base_model, max_tokens=cli.rl_max_tokens
+    )
 
     config = rl_train.Config(
         learning_rate=cli.rl_learning_rate,
@@ -149,7 +152,7 @@ async def rl_stage(cli: CLIConfig) -> None:
         log_path=_folder(cli, "rl"),
         recipe_name="rlhf-rl",
         renderer_name=name,
-        evaluator_builders=[win_rate],
+        evaluator_builders=[lambda: win_rate],
         load_checkpoint_path=_last(cli, "sft", "state_path"),
         lora_rank=cli.lora_rank,
         save_every=cli.save_every,
@@ -166,6 +169,7 @@ async def rl_stage(cli: CLIConfig) -> None:
 
 async def cli_main(cli: CLIConfig) -> None:
     """Run the stages asked for, in order."""
+    entry.remember_folder(str(Path(_folder(cli, "rl")).parent))
     for wanted, name, stage in (
         (cli.run_sft, "sft", sft_stage),
         (cli.run_rm, "rm", rm_stage),
