@@ -1,6 +1,7 @@
 """Adds what the GPU runtime lacks to an environment that inherits the image's packages, and proves that those stayed.
 
-Called by `setup.sh runtime`. Compares version and place of every protected package (torch, vLLM, CUDA, Transformer
+Called by `setup.sh runtime`. A requirement that is met stays as it is; of those that are not, and of all that is missing behind
+them, each is installed by itself, without its dependencies, so that no package of the image is replaced by the way. Compares version and place of every protected package (torch, vLLM, CUDA, Transformer
 Engine …) as the image's Python and the new environment see them, and writes `setup-public-runtime.json`.
 """
 
@@ -28,6 +29,41 @@ for dist in importlib.metadata.distributions():
         found.setdefault(name.lower().replace("_", "-"), [dist.version, os.path.realpath(str(dist.locate_file("")))])
 print(json.dumps(found))
 """
+# Runs in the new environment: requirements that are not met, and packages that nobody has behind those that are.
+UNMET = """
+import importlib.metadata, json, re, sys
+try:
+    from packaging.requirements import Requirement
+except ImportError:
+    from pip._vendor.packaging.requirements import Requirement
+protected, unmet, seen = re.compile(sys.argv[2], re.IGNORECASE), [], set()
+todo = [(line, True) for line in json.loads(sys.argv[1])]
+while todo:
+    line, listed = todo.pop(0)
+    wanted = Requirement(line)
+    name = re.sub("[-_.]+", "-", wanted.name).lower()
+    if protected.match(name) or (name, listed) in seen or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
+        continue
+    seen.add((name, listed))
+    try:
+        found = importlib.metadata.distribution(wanted.name)
+    except importlib.metadata.PackageNotFoundError:
+        unmet.append(f"{wanted.name}{wanted.specifier}")
+        continue
+    if listed and not wanted.specifier.contains(found.version, prereleases=True):
+        unmet.append(f"{wanted.name}{wanted.specifier}")
+        continue
+    todo += [(needed, False) for needed in found.requires or ()]
+print(json.dumps(unmet))
+"""
+# Runs in the new environment: what a cluster's runtime imports before it knows its configuration.
+IMPORTS = """
+import json, msgpack, pydantic, ray, safetensors, transformers, yaml, zmq
+from tinker_backend.runtime.ray import ray_cluster
+from tinker_backend.runtime.ray.versions import installed
+print(json.dumps(installed()))
+"""
+ROUNDS = 12
 GPU_CHECK = """
 import json, torch
 if not torch.cuda.is_available():
@@ -48,22 +84,24 @@ def main() -> int:
     parser.add_argument("--requirements", type=Path, required=True)
     parser.add_argument("--source", type=Path, required=True, help="folder of the tinker-backend package")
     parser.add_argument("--gpu-check", action="store_true")
+    parser.add_argument(
+        "--index-options", nargs=argparse.REMAINDER, default=[], help="options of uv for its index; the last"
+    )
     options = parser.parse_args()
     python = options.venv / "bin" / "python"
     before = inventory(options.image_python)
-    missing = unmet(options.requirements, str(python))
-    install = [options.uv, "pip", "install", "--quiet", "--python", str(python), "--no-deps"]
-    if missing:
-        run([*install, *missing])
+    install = [options.uv, "pip", "install", "--quiet", "--python", str(python), "--no-deps", *options.index_options]
+    added = add_missing(options.requirements, str(python), install)
     run([*install, "--reinstall", str(options.source)])
     after = inventory(str(python))
     moved = differences(before, after)
     report: dict[str, Any] = {
         "image_python": options.image_python,
-        "installed": missing,
+        "installed": added,
         "protected": {name: after[name] for name in sorted(after) if PROTECTED.match(name)},
         "moved": moved,
         "unchanged": not moved,
+        "runtime": json.loads(run([str(python), "-c", IMPORTS]).strip().splitlines()[-1]),
     }
     if options.gpu_check:
         report["gpu_check"] = json.loads(run([str(python), "-c", GPU_CHECK]))
@@ -87,28 +125,24 @@ def differences(before: dict[str, list[str]], after: dict[str, list[str]]) -> di
     return {name: (before.get(name), after.get(name)) for name in sorted(names) if before.get(name) != after.get(name)}
 
 
+def add_missing(requirements: Path, python: str, install: list[str]) -> list[str]:
+    """Installs what is missing, then what is missing behind that, and so on; the requirements that were installed."""
+    added: list[str] = []
+    for _ in range(ROUNDS):
+        missing = [line for line in unmet(requirements, python) if line not in added]
+        if not missing:
+            return added
+        run([*install, *missing])
+        added += missing
+    sys.exit(f"after {ROUNDS} rounds {missing[0]} is still missing in {python}; install it there")
+
+
 def unmet(requirements: Path, python: str) -> list[str]:
-    """The requirements that an environment does not meet. Protected packages are never among them."""
+    """The requirements that an environment does not meet, and what is missing behind the others. Never a protected one."""
     lines = [line.split("#")[0].strip() for line in requirements.read_text(encoding="utf-8").splitlines()]
-    probe = """
-import importlib.metadata, json, sys
-try:
-    from packaging.requirements import Requirement
-except ImportError:
-    from pip._vendor.packaging.requirements import Requirement
-unmet = []
-for line in json.loads(sys.argv[1]):
-    wanted = Requirement(line)
-    try:
-        met = wanted.specifier.contains(importlib.metadata.version(wanted.name), prereleases=True)
-    except importlib.metadata.PackageNotFoundError:
-        met = False
-    if not met:
-        unmet.append(line)
-print(json.dumps(unmet))
-"""
-    found: list[str] = json.loads(run([python, "-c", probe, json.dumps([line for line in lines if line])]))
-    return [line for line in found if not PROTECTED.match(re.split(r"[<>=!~ ;\[]", line)[0])]
+    listed = json.dumps([line for line in lines if line])
+    found: list[str] = json.loads(run([python, "-c", UNMET, listed, PROTECTED.pattern]))
+    return found
 
 
 def run(command: list[str]) -> str:

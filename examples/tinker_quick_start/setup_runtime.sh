@@ -21,8 +21,10 @@ setup_runtime() {
     "$UV" venv --quiet --system-site-packages --python "$python" "$TASK/runtime-venv"
   fi
   inherit_environment "$python" "$TASK/runtime-venv"
+  uv_sources "$python" || true # a Python without pip has no settings
   "$python" "$QS/runtime_environment.py" --uv "$UV" --image-python "$python" --venv "$TASK/runtime-venv" \
-    --requirements "$roll/requirements_tinker.txt" --source "$ROCK/tinker-backend" "${check[@]}" ||
+    --requirements "$roll/requirements_tinker.txt" --source "$ROCK/tinker-backend" "${check[@]}" \
+    --index-options "${UV_SOURCES[@]}" ||
     stop "the GPU environment is not usable; see the message above"
   say "GPU environment ready: $TASK/runtime-venv/setup-public-runtime.json"
 }
