@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from typing import Any
@@ -229,6 +230,19 @@ def poll_for(wire: Any, promise: Any, seconds: float) -> None:
             wire.http.post("retrieve_future", json={"request_id": promise["request_id"]}, timeout=0.5)
         except httpx.TimeoutException:
             continue
+
+
+def test_a_server_that_was_stopped_does_not_take_its_clients_for_vanished(make_backend: Any, new_wire: Any) -> None:
+    backend = make_backend({"sample_seconds": 60}, limits={"session_lapse_seconds": 4})
+    wire = new_wire(backend.url)
+    session = wire.session()
+    wire.post("asample", sampling_session_id=open_sampler(wire, session), seq_id=0, prompt=PROMPT)
+    backend.process.send_signal(signal.SIGSTOP)  # a closed laptop
+    time.sleep(6)
+    backend.process.send_signal(signal.SIGCONT)
+    time.sleep(3)  # a heartbeat may be that far away
+    wire.post("session_heartbeat", session_id=session)
+    assert pending_samples(wire) == 1
 
 
 def test_the_time_of_a_vanished_client_begins_anew_with_the_server(make_backend: Any, new_wire: Any) -> None:

@@ -171,11 +171,15 @@ class SamplingDispatch:
                 if version is not None:
                     version.in_use -= 1
 
+    def begin_anew(self) -> None:
+        """The time in which clients must give a sign of life begins now."""
+        self._began_at = time.time()
+
     async def cancel_abandoned(self, last_sign: Callable[[str], float], lapse: float) -> int:
         """Cancels the samples whose client has given no sign of life for ``lapse`` seconds. Returns how many.
 
         ``last_sign``: when a session last beat or asked for work. A poll of the sample counts too, and so does its
-        acceptance; after a restart of the server the time begins anew.
+        acceptance; after a restart or a pause of the server the time begins anew.
         """
         horizon = time.time() - lapse
         if self._began_at > horizon:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _TICK = 1.0
+_PAUSE = 1.5
+"""Seconds by which a tick may be late before the server counts as having been stopped."""
 _LAPSE_EVERY = 2
 _SLOW_EVERY = 30
 
@@ -32,8 +34,14 @@ class Janitor:
         """Ticks each second; the costlier chores come every half minute."""
         tick = 0
         while True:
+            before = time.time()
             await asyncio.sleep(_TICK)
             tick += 1
+            pause = time.time() - before - _TICK
+            if abs(pause) > _PAUSE:
+                # Nobody could give a sign of life to a server that was stopped, or whose clock was set.
+                log.warning("the clock went on by %.0f s between two looks: lapses of sessions begin anew", pause)
+                self._backend.sampling.begin_anew()
             try:
                 await self._backend.store.expire()
                 if tick % _LAPSE_EVERY == 0:
