@@ -180,7 +180,7 @@ def test_the_folder_that_a_run_has_chosen_is_named(monkeypatch: pytest.MonkeyPat
     chosen = entry.run_folder(Config(), "recipe")
     assert entry._folders == [chosen]
     (Path(chosen) / "sft").mkdir(parents=True)
-    assert "no checkpoint yet" in entry.how_to_go_on(chosen)
+    assert entry.how_to_go_on(chosen, given=False).endswith("has no checkpoint yet: the same command begins again")
     (Path(chosen) / "sft" / "checkpoints.jsonl").write_text("")
     assert entry.how_to_go_on(chosen).endswith(" behavior_if_log_dir_exists=resume goes on from the last checkpoint")
     assert entry.how_to_go_on(chosen, asks=False) == f"log_path={chosen} goes on from the last checkpoint"

@@ -107,10 +107,11 @@ def run(main: Callable[[Any], Any]) -> None:
             if inspect.isawaitable(result):
                 asyncio.run(_wait(result))
         except KeyboardInterrupt:
-            folder = _folders[-1] if _folders else getattr(config, "log_path", None)
+            given = getattr(config, "log_path", None)
+            folder = _folders[-1] if _folders else given
             if folder is not None and hasattr(config, "save_every"):
                 asks = hasattr(config, "behavior_if_log_dir_exists")
-                print(how_to_go_on(folder, asks), file=sys.stderr)
+                print(how_to_go_on(folder, asks, given is not None), file=sys.stderr)
             raise
 
     parameter = next(iter(inspect.signature(main, eval_str=True).parameters.values()))
@@ -129,15 +130,15 @@ async def _wait(awaitable: Any) -> None:
     await awaitable
 
 
-def how_to_go_on(folder: str, asks: bool = True) -> str:
+def how_to_go_on(folder: str, asks: bool = True, given: bool = True) -> str:
     """What to do with the folder of a run that was stopped. ``asks``: the recipe asks what to do with a folder that exists;
-    others go on by themselves."""
+    others go on by themselves. ``given``: the folder was named, so that the same command would meet it again."""
     path = Path(folder).expanduser()
     if not path.is_dir():
         return f"nothing was written to {folder} yet"
     last = checkpoint_utils.get_last_checkpoint(folder)
     if last is None and not any(path.glob("*/checkpoints.jsonl")):
-        setting = " with behavior_if_log_dir_exists=delete" if asks else ""
+        setting = " with behavior_if_log_dir_exists=delete" if asks and given else ""
         return f"{folder} has no checkpoint yet: the same command{setting} begins again"
     where = f"checkpoint {last.name}" if last is not None else "the last checkpoint"
     setting = " behavior_if_log_dir_exists=resume" if asks else ""
