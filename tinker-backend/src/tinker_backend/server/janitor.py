@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _TICK = 1.0
-_PAUSE = 1.5
+_PAUSE = 3.0
 """Seconds by which a tick may be late before the server counts as having been stopped."""
 _LAPSE_EVERY = 2
 _SLOW_EVERY = 30
