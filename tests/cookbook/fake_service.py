@@ -114,6 +114,7 @@ class SamplingClient:
                     reason = "stop"
                     break
             sequences.append(Sequence(out, logprobs, reason, f"seq-{rng.integers(1 << 40)}"))
+            self.service.sampled.add(sequences[-1].sequence_id)
         prompt_logprobs = None
         topk = None
         if include_prompt_logprobs:
@@ -185,6 +186,7 @@ class TrainingClient:
         outputs = []
         for datum in data:
             assert "mask" not in datum.loss_fn_inputs, "mask must not be sent"
+            self.service.named.append({span.sequence_id for span in datum.loss_fn_input_spans or ()})
             inputs, targets, lp = self._logprobs(datum)
             assert len(inputs) == len(targets)
             if loss_fn == "cross_entropy":
@@ -267,6 +269,9 @@ class Service:
         self.saved: dict[str, State] = {}
         self.calls: list[str] = []
         self.losses: list[str] = []
+        self.sampled: set[str] = set()
+        self.named: list[set[str]] = []
+        """Of each datum that was trained on, the sequences that it says its targets are of."""
         self.deleted: list[str] = []
         self.metadata: dict[str, str] = {}
         self.unseeded = 0

@@ -118,6 +118,7 @@ MODES["async stream"] = {**MODES["async"], **MODES["stream"]}
 @pytest.mark.parametrize("mode", sorted(MODES))
 async def test_every_mode_learns_and_writes_the_files_of_a_run(mode: str, service: Any, tmp_path: Path) -> None:
     await train.main(config(tmp_path, dataset_builder=QuestionsBuilder(batches=10), **MODES[mode]))
+    assert service.named and all(names and names <= service.sampled for names in service.named)
     metrics = rows(tmp_path)
     assert [row["step"] for row in metrics] == list(range(10))
     assert metrics[-1]["env/all/reward/total"] > metrics[0]["env/all/reward/total"] + 0.2

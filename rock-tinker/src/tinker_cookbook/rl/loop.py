@@ -241,10 +241,9 @@ class TrainingLoop:
             self.kl_reference_client,
             config.kl_penalty_coef,
             config.kl_discount_factor,
-            config.records_stability_info(),
-            config.advantage_estimator,
-            config.gae_gamma,
-            config.gae_lambda,
+            estimator=config.advantage_estimator,
+            gae_gamma=config.gae_gamma,
+            gae_lambda=config.gae_lambda,
         )
         self._reference_usage += usage
         return data, metrics

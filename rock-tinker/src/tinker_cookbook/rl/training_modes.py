@@ -207,7 +207,6 @@ async def do_train_step_and_get_sampling_client(
         kl_reference_client,
         config.kl_penalty_coef,
         config.kl_discount_factor,
-        config.records_stability_info(),
     )
     logprobs_D = await train_parts(
         data_D,
@@ -277,7 +276,6 @@ async def do_train_step_streaming_and_get_sampling_client(
             kl_reference_client,
             config.kl_penalty_coef,
             config.kl_discount_factor,
-            config.records_stability_info(),
         )
         metrics.update(kl_metrics)
         logprobs_D += await gradients.add(data, part % stream.num_minibatches == 0, metrics)

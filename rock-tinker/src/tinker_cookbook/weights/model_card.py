@@ -49,7 +49,7 @@ def generate_model_card(
         f"- Format: {'LoRA adapter (PEFT)' if adapter else 'Merged model'}",
         "",
     ]
-    lines += ["## Use", "", "```python", *_usage(config.base_model, repo_id, adapter), "```", ""]
+    lines += ["## Usage", "", "```python", *_usage(config.base_model, repo_id, adapter), "```", ""]
     lines += ["## Versions", "", *(f"- {name}: {version}" for name, version in _versions(adapter))]
     return ModelCard("\n".join(lines) + "\n")
 
