@@ -161,7 +161,7 @@ async def _(client, evaluate, server, train):
         await client.optim_step(tinker.AdamParams(learning_rate=server.learning_rate))
         await _passed
     print(json.dumps(history[30], indent=1))
-    assert history[30]["sums/score"] > history[0]["sums/score"]
+    assert history[30]["test/nll"] < history[0]["test/nll"]  # what it answers depends on its first weights, too
     return (history,)
 
 
