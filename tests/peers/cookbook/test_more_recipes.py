@@ -54,6 +54,20 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
             **SHORT,
         },
     ),
+    "math_rl off policy in minibatches": (
+        "math_rl.train",
+        {
+            "model_name": MODEL,
+            **CHATML,
+            "group_size": 4,
+            "groups_per_batch": 4,
+            "max_steps_off_policy": 1,
+            "stream_minibatch_config.groups_per_batch": 4,
+            "stream_minibatch_config.num_minibatches": 2,
+            "loss_fn": "importance_sampling",
+            **SHORT,
+        },
+    ),
     "on_policy_distillation": (
         "distillation.on_policy_distillation",
         {
