@@ -32,7 +32,16 @@ def server(
     server = start_server(tmp_path_factory.mktemp("cluster") / "server", *request.param)
     server.form = request.param
     yield server
+    import psutil
+
+    started = psutil.Process(server.process.pid).children(recursive=True)
+    arguments = [argument for process in started for argument in process.cmdline()]
+    folders = {Path(a.partition("=")[2]) for a in arguments if a.startswith("--temp_dir=")}
+    assert folders and all(folder.name.startswith("tinker-ray-") for folder in folders)
     server.stop()
+    _, alive = psutil.wait_procs(started, timeout=15)
+    assert not alive, f"a server that was told to stop left {alive}"
+    assert not any(folder.exists() for folder in folders)
 
 
 def walk(python: str, script: str, server: Any, folder: Path) -> Any:

@@ -73,8 +73,8 @@ class Service:
         alarm.setblocking(False)
         alarm_sender.setblocking(False)
         signal.set_wakeup_fd(alarm_sender.fileno())
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
+        self._take_signals()
+        taken_again = False
         router = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.LINGER, 1000)
         router.set_hwm(0)
@@ -98,6 +98,10 @@ class Service:
                 if router in ready:
                     while router.poll(0):
                         self._receive(router.recv_multipart())
+                if self._ready.is_set() and not taken_again:
+                    # Ray puts a handler of its own in their place, which ends the process at once.
+                    self._take_signals()
+                    taken_again = True
                 if self._ready.is_set() and self._early:
                     early, self._early = self._early, []
                     for envelope, call in early:
@@ -116,6 +120,10 @@ class Service:
             bell.close()
             self._context.destroy(linger=1000)
         return 0 if self._failure is None else 1
+
+    def _take_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _frame: object) -> None:
         # The kernel sends the hang-up when the thread that started this process ends; the process may live on.

@@ -45,6 +45,7 @@ class ClusterEngine:
         self._training: deque[Call] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        self._closed = threading.Event()
         self._at_work = False
 
     def submit(self, call: Call) -> None:
@@ -64,20 +65,27 @@ class ClusterEngine:
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
-        self.exchange.close()
-        self._close()
+        try:
+            self.exchange.close()
+            self._close()
+        finally:
+            self._closed.set()
 
     def run(self) -> None:
-        """Works on training calls until ``stop``."""
+        """Works on training calls until ``stop``, and returns when everything is closed.
+
+        Ray's head ends with the thread that started it, which is this one, and without a head nothing can be closed.
+        """
         while True:
             with self._wake:
                 self._at_work = False
                 self._wake.wait_for(lambda: self._training or self._stopping)
                 if self._stopping:
-                    return
+                    break
                 self._at_work = True
                 calls = take_next(self._training)
             self._work(calls)
+        self._closed.wait()
 
     def _work(self, calls: list[Call]) -> None:
         try:
