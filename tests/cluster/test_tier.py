@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
     ("name", "least"),
     [
         ("test_fsdp_trainer.py", 4),
-        ("test_gpu_smoke.py", 1),
+        ("test_gpu_smoke.py", 3),
         ("test_own_ray.py", 3),
         ("test_server_over_cluster.py", 5),  # two more where the official SDK is installed
         ("test_sleeping_replicas.py", 4),
