@@ -111,3 +111,6 @@ def test_the_program_lists_the_settings_of_the_recipe_and_refuses_wrong_ones() -
     assert "base.groups_per_batch" in shown.stdout and "learning_rates" in shown.stdout
     wrong = subprocess.run([*program, "recipe=nothing"], capture_output=True, text=True, timeout=60)
     assert wrong.returncode == 1 and wrong.stderr.startswith("refused: recipe='nothing'")
+    command = [sys.executable, "-m", "tinker_cookbook.cli", "recipe", "chat_sl.sweep", "recipe=math_rl", "--help"]
+    same = subprocess.run(command, capture_output=True, text=True, timeout=60, env=plain)
+    assert same.stdout.splitlines()[1:] == shown.stdout.splitlines()[1:]

@@ -58,7 +58,7 @@ def resolve_recipe(name: str) -> str:
         click.ClickException: there is none; names the nearest one.
     """
     known = recipe_names()
-    for candidate in (name, f"{name}.train"):
+    for candidate in (name, f"{name}.train", f"{name}.cli"):
         if candidate in known:
             return candidate
     ends = [full for full in known if full.removesuffix(".train").split(".")[-1] == name]
