@@ -13,6 +13,7 @@ from tinker_cookbook.eval.benchmarks import BenchmarkConfig, BenchmarkResult, pa
 from tinker_cookbook.eval.benchmarks.grading import check_gsm8k, extract_boxed, extract_mcq_answer, same_answer
 from tinker_cookbook.exceptions import WeightsMergeError
 from tinker_cookbook.renderers import Message, ToolCall, get_renderer
+from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
 from tinker_cookbook.rl.rollout_presets import agentic
 from tinker_cookbook.rl.rollout_runner import run_rollout
 from tinker_cookbook.rl.types import StopReason
@@ -108,6 +109,14 @@ async def test_unreadable_calls_may_be_tried_again_and_limits_end_the_episode(un
     assert "could not be read" in universal_tokenizer.decode(policy.prompts[1])
     stuck, _ = await episode(universal_tokenizer, [broken] * 5, rollout_config=agentic())
     assert stuck.stop_reason is StopReason.PARSE_ERROR and len(stuck.transitions) == 3
+    last, _ = await episode(
+        universal_tokenizer,
+        [CALL, broken],
+        max_turns=2,
+        parse_error_policy=ParseErrorPolicy(max_consecutive=3, terminal_reward=-2.0),
+    )
+    assert last.stop_reason is StopReason.PARSE_ERROR and last.transitions[-1].reward == -2.0
+    assert last.transitions[-1].metrics["max_turns"] == 1 and "stop/max_turns" not in last.transitions[-1].metrics
     limited, _ = await episode(universal_tokenizer, [CALL] * 5, max_turns=2)
     assert limited.stop_reason is StopReason.MAX_TURNS and limited.transitions[-1].metrics["stop/max_turns"] == 1
 

@@ -136,24 +136,23 @@ class AgentToolMessageEnv(MessageEnv):
         return StopReason.MAX_TURNS if self._turn_count >= self.max_turns else None
 
     async def _unreadable(self, details: str) -> MessageStepResult:
-        policy = self.parse_error_policy
+        """The step after a message that cannot be read. On the last turn there is no second try: the error ends the episode."""
+        policy, last = self.parse_error_policy, self._turn_count >= self.max_turns
         ends = MessageStepResult(self.failed_parse_reward, True, self.history, {"parse_error": 1.0}, {})
         ends.logs["parse_errors"] = details
         if policy is None:
-            ends.episode_done = self.terminate_on_parse_error
+            ends.episode_done = self.terminate_on_parse_error or last
         else:
             self._errors_in_a_row += 1
             metrics, logs = parse_error_records(policy, ParseFailureKind.CONTENT, details)
             ends.metrics.update(metrics)
             ends.logs.update(logs)
-            ends.episode_done = self._errors_in_a_row > policy.max_consecutive
+            ends.episode_done = self._errors_in_a_row > policy.max_consecutive or last
             ends.reward = policy.terminal_reward if ends.episode_done else -policy.penalty_per_error
+        if last:
+            ends.metrics["max_turns"] = 1.0
         if ends.episode_done:
             ends.metrics["stop/parse_error"] = 1.0
-        elif self._turn_count >= self.max_turns:
-            ends.episode_done = True
-            ends.reward = self.failed_parse_reward if policy is None else policy.terminal_reward
-            ends.metrics.update({"max_turns": 1.0, "stop/max_turns": 1.0})
         else:
             note = (policy or ParseErrorPolicy()).retry_message(details)
             self.history.append(Message(role="user", content=note))
