@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,33 +23,38 @@ _STARTED = time.monotonic()
 _LAST_WORDS = 60.0
 """Seconds that tests which are told to stop get to take down what they started."""
 
-
-_ROOT = Path(__file__).parent
 _GROUPS = {
-    "cluster": ("cluster", "rock/admin/test_ray_tier.py", "rock/admin/test_ray_placement.py"),
-    "sandboxes": ("rock", "e2e", "peers/rock", "cookbook/swe", "cookbook/test_recipes_in_sandboxes.py"),
-    "peers": ("peers",),
+    "cluster": ("cluster/", "rock/admin/test_ray_tier.py", "rock/admin/test_ray_placement.py"),
+    "sandboxes": ("rock/", "e2e/", "peers/rock/", "cookbook/swe/", "cookbook/test_recipes_in_sandboxes.py"),
+    "peers": ("peers/",),
 }
 """Tests of one group share something of the machine (a Ray, a Docker daemon, an environment that they install)."""
 
 
-def _group(item: pytest.Item) -> str | None:
-    path = item.path.relative_to(_ROOT)
-    return next((name for name, parts in _GROUPS.items() if any(path.is_relative_to(part) for part in parts)), None)
+def _group(nodeid: str) -> str:
+    """The group of a test, else its file."""
+    path = nodeid.split("::")[0].removeprefix("tests/")
+    return next((name for name, parts in _GROUPS.items() if path.startswith(parts)), path)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Fast tests first. Under ``-n 2 --dist loadgroup`` a process gets a group, or else the fast or slow part of a file;
-    the sandboxes, which take longest, come first."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fast tests first; among several processes the sandboxes, which take longest, begin."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
-    if not hasattr(config, "workerinput"):  # set in the processes of pytest-xdist
-        return
-    items.sort(key=lambda item: _group(item) != "sandboxes")
-    for item in items:
-        slow = item.get_closest_marker("slow") is not None
-        item.add_marker(
-            pytest.mark.xdist_group(_group(item) or f"{item.path.relative_to(_ROOT)}{' slow' if slow else ''}")
-        )
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: _group(item.nodeid) != "sandboxes")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``-n 2`` a process of pytest-xdist gets a whole group or file at a time."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    config.option.loadscopereorder = False  # keeps the order of pytest_collection_modifyitems
+    return ByGroup(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
