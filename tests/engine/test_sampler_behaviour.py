@@ -289,6 +289,23 @@ def test_a_prefix_of_one_version_is_not_used_by_another(
     assert sampled(sampler, request_of(tokens=tokens, sampler="v1")).prompt_cache_hit_tokens == 64
 
 
+def test_a_request_with_many_samples_lets_a_small_one_in(new_sampler: NewSampler, request_of: Any, data: Any) -> None:
+    sampler = new_sampler(batch=4)
+    many = request_of("many", num_samples=40, max_tokens=20)
+    large = sampler.sample(many)
+    for _ in range(5):
+        sampler.step()
+    small = [sampler.sample(request_of(f"small{i}", tokens=data.tokens(9), max_tokens=4)) for i in range(2)]
+    for _ in range(30):  # one turn of the large request's rows, and then some
+        sampler.step()
+    assert all(future.done() for future in small) and not large.done()
+    drain(sampler)
+    assert sampler.batcher.running == 0 and not sampler.batcher.pending
+    alone = sampled(new_sampler(), many)
+    for one, other in zip(large.result().sequences, alone.sequences, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+
+
 def test_a_failing_prompt_fails_alone(
     new_sampler: NewSampler, request_of: Any, data: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

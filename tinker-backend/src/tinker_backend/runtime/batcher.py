@@ -8,10 +8,12 @@ sample goes back to the start of the line as a prompt of its own; nothing fails 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
+from itertools import islice
 
 import numpy as np
 
@@ -235,25 +237,49 @@ class Batcher:
 
     def admit(self) -> None:
         """Gives rows to pending samples while batch and memory allow."""
-        while self.pending and self.running < self.max_batch_size:
-            prompt, samples = self.pending[0]
-            if prompt.job.cancelled:
-                self.pending.popleft()
-                self.close(prompt)
-                continue
-            if not self._admit_some(prompt, samples):
-                break
+        for prompt, samples in [item for item in self.pending if item[0].job.cancelled]:
+            self.pending.remove((prompt, samples))
+            self.close(prompt)
+        for prompt, samples, share in self._shares():
+            before = len(samples)
+            entered = self._admit_some(prompt, samples, share)
             if not samples:
-                self.pending.popleft()
+                self.pending.remove((prompt, samples))
                 self.close(prompt)
+            if not entered or before - len(samples) < share:
+                break  # no memory: who comes later must not take what this one waits for
         if self.pending and not self.running:
             self._untangle()
 
-    def _admit_some(self, prompt: Prompt, samples: list[Sample]) -> bool:
+    def _shares(self) -> list[tuple[Prompt, list[Sample], int]]:
+        """How many free rows each pending prompt gets: always the request with the fewest rows next, then the oldest.
+
+        So a request with very many samples takes no more than its share while others wait.
+        """
+        free = self.max_batch_size - self.running
+        if free <= 0 or not self.pending:
+            return []
+        rows = Counter(id(o.job) for s in self._weight_sets() for pool in s.pools.values() for o in pool.owners)
+        oldest = list(islice(self.pending, 4 * self.max_batch_size))
+        given = [0] * len(oldest)
+        queue = [(rows[id(prompt.job)], place) for place, (prompt, _) in enumerate(oldest)]
+        heapify(queue)
+        while queue and free:
+            held, place = queue[0]
+            given[place] += 1
+            free -= 1
+            if given[place] < len(oldest[place][1]):
+                heapreplace(queue, (held + 1, place))
+            else:
+                heappop(queue)
+        return [(prompt, samples, given[i]) for i, (prompt, samples) in enumerate(oldest) if given[i]]
+
+    def _admit_some(self, prompt: Prompt, samples: list[Sample], most: int | None = None) -> bool:
         weight_set, length = prompt.job.version.weight_set, len(prompt.tokens)
         capacity = self._capacity(samples[0], length)
         entering: list[Sample] = []
-        while samples and self.running + len(entering) < self.max_batch_size:
+        free = self.max_batch_size - self.running
+        while samples and len(entering) < (free if most is None else min(most, free)):
             if not self.prefixes.make_room(capacity):
                 break
             self.budget.used += capacity
