@@ -128,16 +128,20 @@ def test_many_runs_in_one_pass_and_a_failing_loss(
     for got, expected in zip(ours.forward_backward(requests), theirs.forward_backward(requests), strict=True):
         assert result(got).metrics == pytest.approx(result(expected).metrics, rel=1e-4, abs=1e-4)
     ours.release()
-    # A loss without a graph, one that is unknown, and values that overflow: each fails alone and leaves no gradient.
+    # A loss without a graph, one that is unknown, and values that overflow: each fails alone, beside
+    # good requests of the same run, and leaves no gradient.
     bad = [
         LossRequest("a", 2, cluster_data.batch(2), "custom", graph={"nodes": "broken"}),
         LossRequest("a", 3, cluster_data.batch(2), "nonsense"),
         LossRequest("b", 2, [cluster_data.policy_datum(6, advantages=np.full(6, 3e38, np.float32))], "ppo"),
+        LossRequest("b", 3, cluster_data.batch(2), "cross_entropy"),
         LossRequest("c", 3, cluster_data.batch(2), "cross_entropy"),
+        LossRequest("all", 2, [cluster_data.policy_datum(6, advantages=np.full(6, 3e38, np.float32))], "ppo"),
+        LossRequest("all", 3, cluster_data.batch(2), "cross_entropy"),
     ]
     answers = ours.forward_backward(bad)
     theirs.forward_backward(bad)
-    assert [isinstance(answer, RuntimeFault) for answer in answers] == [True, True, True, False], answers
+    assert [isinstance(answer, RuntimeFault) for answer in answers] == [True] * 3 + [False] * 2 + [True, False], answers
     for name in names:
         for trainer in (ours, theirs):
             trainer.optim_step(name, STEP)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,15 +264,23 @@ class TrainRank:
             return _fault(failure)
         broken = self._keep(run, staged, earlier, trained)
         places = {share.prepared.index: share.places for share in shares}
+        training = Counter(p.request.run_id for p in group if not p.request.forward_only)
+        alone: list[PreparedRequest] = []
         for prepared in group:
-            index = prepared.index
+            index, run_id = prepared.index, prepared.request.run_id
             results[index] = Partial(places.get(index, []), tallies[index])
-            if prepared.request.run_id in broken and not prepared.request.forward_only:
-                results[index] = RuntimeFault(
-                    "the gradient is not finite; nothing was accumulated. "
-                    "Check logprobs and advantages for extreme values, or lower the learning rate",
-                    "user",
-                )
+            if run_id not in broken or prepared.request.forward_only:
+                continue
+            if training[run_id] > 1:
+                alone.append(prepared)  # which of them it was shows when each has a pass of its own
+                continue
+            results[index] = RuntimeFault(
+                "the gradient is not finite; nothing was accumulated. "
+                "Check logprobs and advantages for extreme values, or lower the learning rate",
+                "user",
+            )
+        for prepared in alone:
+            self._guarded([prepared], results)
         return None
 
     def _layout(self, run_id: str) -> AdapterLayout:
