@@ -83,10 +83,10 @@ async def test_a_process_bomb_stays_within_its_sandbox(rock_stack: Any) -> None:
 
 
 async def test_names_and_paths_do_not_lead_out_of_the_api(rock_stack: Any) -> None:
-    for name in ("../escape", "a/b", "x" * 300, "a\nb", "-rf"):
+    for name in ("../way-out", "a/b", "x" * 300, "a\nb", "-rf"):
         with pytest.raises(SandboxError):
             await rock_stack.sandbox(sandbox_id=name).start()
-    assert not list(Path(rock_stack.folder).rglob("*escape*"))
+    assert not list(Path(rock_stack.folder).rglob("*way-out*"))
     (rock_stack.folder / "outside").write_text(SECRET)
     async with rock_stack.sandbox() as sandbox:
         for path in (
