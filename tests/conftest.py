@@ -19,6 +19,9 @@ from typing import Any
 
 import pytest
 
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # What a shell starts in the background ignores SIGINT, and so would all that the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 _STARTED = time.monotonic()
 _LAST_WORDS = 60.0
 """Seconds that tests which are told to stop get to take down what they started."""
@@ -87,7 +90,6 @@ def run_in_cluster_environment() -> Callable[..., None]:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            preexec_fn=_hear_interrupts,
         )
         said, late = "", False
         try:
@@ -104,11 +106,6 @@ def run_in_cluster_environment() -> Callable[..., None]:
         assert passed is not None and int(passed[1]) >= least, f"fewer than {least} tests passed:\n{said[-4000:]}"
 
     return run
-
-
-def _hear_interrupts() -> None:
-    """What a shell starts in the background ignores SIGINT, and so do its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _stop(process: subprocess.Popen[str]) -> str:

@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import chz
@@ -124,12 +125,19 @@ def test_ctrl_c_ends_a_program_that_waits_for_a_person() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    ("number", "code", "word", "background"),
+    [
+        (signal.SIGINT, 130, "interrupted", False),
+        (signal.SIGTERM, 143, "terminated", False),
+        (signal.SIGTERM, 143, "terminated", True),
+    ],
 )
 def test_a_stopped_recipe_says_how_to_go_on(
     number: signal.Signals,
     code: int,
     word: str,
+    background: bool,
+    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -154,6 +162,8 @@ def test_a_stopped_recipe_says_how_to_go_on(
     monkeypatch.setattr(sys, "argv", ["recipe", f"log_path={folder}"])
     main.__annotations__["config"] = Config
     before = signal.getsignal(signal.SIGTERM)
+    interrupts = signal.SIG_IGN if background else signal.default_int_handler  # a script's background ignores SIGINT
+    request.addfinalizer(partial(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, interrupts)))
     for said in (
         f"nothing was written to {folder} yet",
         f"{folder} has no checkpoint yet: the same command with behavior_if_log_dir_exists=delete begins again",
@@ -167,6 +177,7 @@ def test_a_stopped_recipe_says_how_to_go_on(
             (folder / "checkpoints.jsonl").write_text(json.dumps(row) + "\n")
         folder.mkdir(exist_ok=True)
     assert closed == [str(folder)] * 3 and signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(signal.SIGINT) == interrupts
 
 
 def test_the_folder_that_a_run_has_chosen_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -74,16 +74,19 @@ def _terminated_as_interrupted() -> Iterator[list[int]]:
 
     def interrupt(number: int, _: object) -> None:
         received.append(number)
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a script
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.raise_signal(signal.SIGINT)
 
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before, interrupts = signal.signal(signal.SIGTERM, interrupt), signal.getsignal(signal.SIGINT)
     try:
         yield received
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        signal.signal(signal.SIGINT, interrupts or signal.SIG_DFL)
 
 
 def _check_arguments() -> None:
