@@ -13,6 +13,7 @@ import queue
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,8 @@ METHODS = frozenset(
     ]
 )
 _PARENT_POLL_MS = 1000
+_LAST_WORDS = 2.0
+"""Seconds that a runtime that cannot start waits for somebody who asks why."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -62,6 +65,7 @@ class Service:
         self._early: list[tuple[list[bytes], dict[str, Any]]] = []
         self._built: Any = None
         self._failure: str | None = None
+        self._failure_told = False
         self._running = True
         self._bells = threading.local()
 
@@ -75,6 +79,7 @@ class Service:
         signal.set_wakeup_fd(alarm_sender.fileno())
         self._take_signals()
         taken_again = False
+        ends: float | None = None
         router = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.LINGER, 1000)
         router.set_hwm(0)
@@ -108,7 +113,10 @@ class Service:
                         self._dispatch(envelope, call)
                 self._send_answers(router)
                 if self._failure is not None and not self._early:
-                    break
+                    # A client that connected before the socket was there needs a moment to come back and ask.
+                    ends = ends or time.monotonic() + _LAST_WORDS
+                    if self._failure_told or time.monotonic() > ends:
+                        break
                 if self._parent is not None and os.getppid() != self._parent:
                     log.warning("the parent process %d is gone; the runtime ends", self._parent)
                     break
@@ -178,6 +186,7 @@ class Service:
     def _dispatch(self, envelope: list[bytes], call: dict[str, Any]) -> None:
         call_id, method, params = call["id"], call["method"], call["params"]
         if self._failure is not None:
+            self._failure_told = True
             self._put(envelope, _fault(call_id, RuntimeFault(self._failure, "server")))
         elif method == "hello":
             self._put(envelope, {"id": call_id, "result": self._hello()})
