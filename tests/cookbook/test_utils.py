@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
 import types
 from collections.abc import Mapping
@@ -313,3 +314,31 @@ def test_weights_that_are_not_there_are_a_missing_file_too(tmp_path: Path) -> No
         weights.build_lora_adapter(
             base_model=str(tmp_path), adapter_path=str(tmp_path), output_path=str(tmp_path / "out")
         )
+
+
+def test_messages_of_a_run_whose_folder_is_gone_are_no_fault(tmp_path: Path) -> None:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    try:
+        ml_log.configure_logging_module(str(tmp_path / "logs.log"))
+        logging.getLogger("a").warning("first")
+        made = [handler for handler in root.handlers if handler not in before]
+        for handler in made:
+            handler.close()  # as logging.config.dictConfig of another library does
+        logging.getLogger("a").warning("second")
+        assert [line.split(": ")[1] for line in (tmp_path / "logs.log").read_text().splitlines()] == ["first", "second"]
+        for handler in made:
+            handler.close()
+        (tmp_path / "logs.log").unlink()
+        tmp_path.rmdir()
+        logging.getLogger("a").warning("third")
+        assert [
+            handler for handler in root.handlers if isinstance(handler, logging.FileHandler) and handler in made
+        ] == []
+    finally:
+        root.setLevel(level)
+        for handler in set(root.handlers) - set(before):
+            root.removeHandler(handler)
+        for handler in before:
+            if handler not in root.handlers:
+                root.addHandler(handler)

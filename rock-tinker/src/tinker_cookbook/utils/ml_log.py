@@ -336,6 +336,16 @@ def setup_logging(
     return out
 
 
+class _RunLog(logging.FileHandler):
+    """The messages of a run, in its folder; when that is gone, the program goes on without them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)  # opens the file again when another library has closed all handlers
+        except FileNotFoundError:
+            logging.getLogger().removeHandler(self)
+
+
 def configure_logging_module(path: str, level: int = logging.INFO) -> logging.Logger:
     """Send the messages of the ``logging`` module to a file and to the terminal."""
     root = logging.getLogger()
@@ -344,7 +354,7 @@ def configure_logging_module(path: str, level: int = logging.INFO) -> logging.Lo
         root.removeHandler(old)
         old.close()
     form = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
-    handlers: tuple[logging.Handler, ...] = (logging.FileHandler(path, encoding="utf-8"), logging.StreamHandler())
+    handlers: tuple[logging.Handler, ...] = (_RunLog(path, encoding="utf-8"), logging.StreamHandler())
     for handler in handlers:
         handler.setFormatter(form)
         handler.set_name(_HANDLER)
