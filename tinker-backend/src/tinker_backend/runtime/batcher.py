@@ -237,6 +237,8 @@ class Batcher:
 
     def admit(self) -> None:
         """Gives rows to pending samples while batch and memory allow."""
+        if not self.pending or self.running >= self.max_batch_size:
+            return
         for prompt, samples in [item for item in self.pending if item[0].job.cancelled]:
             self.pending.remove((prompt, samples))
             self.close(prompt)
@@ -257,8 +259,6 @@ class Batcher:
         So a request with very many samples takes no more than its share while others wait.
         """
         free = self.max_batch_size - self.running
-        if free <= 0 or not self.pending:
-            return []
         rows = Counter(id(o.job) for s in self._weight_sets() for pool in s.pools.values() for o in pool.owners)
         oldest = list(islice(self.pending, 4 * self.max_batch_size))
         given = [0] * len(oldest)
