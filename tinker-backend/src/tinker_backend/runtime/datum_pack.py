@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -239,3 +240,16 @@ def _concatenated(data: list[PreparedDatum], width: int, device: torch.device) -
             row += len(d.tokens)
         joined[name] = torch.from_numpy(out).to(device)
     return joined
+
+
+def by_blame(
+    group: Sequence[PreparedRequest], broken: Collection[str]
+) -> tuple[list[PreparedRequest], list[PreparedRequest]]:
+    """The requests behind the gradients of ``broken`` runs: those that were the only one of their run, and the others.
+
+    Which of the others it was shows when each has a pass of its own.
+    """
+    behind = [p for p in group if p.request.run_id in broken and not p.request.forward_only]
+    count = Counter(p.request.run_id for p in behind)
+    guilty = [p for p in behind if count[p.request.run_id] == 1]
+    return guilty, [p for p in behind if count[p.request.run_id] > 1]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tinker_backend.runtime.base_model import BaseModel
-from tinker_backend.runtime.datum_pack import PreparedRequest, micro_batches, prepare
+from tinker_backend.runtime.datum_pack import PreparedRequest, by_blame, micro_batches, prepare
 from tinker_backend.runtime.micro_batch_pass import MicroBatchPass, Tally
 from tinker_backend.runtime.roles import (
     LossRequest,
@@ -121,25 +121,20 @@ class TorchTrainer:
                 yield
             MicroBatchPass(batch, staged, tallies, self.checkpointing).execute()
         broken = {run_id for run_id, flat in staged.items() if not bool(torch.isfinite(flat.sum()))}
-        alone: list[PreparedRequest] = []
+        guilty, suspects = by_blame(group, broken)
         for prepared in group:
-            run_id = prepared.run.spec.run_id
-            if run_id in broken and not prepared.request.forward_only:
-                if sum(p.run is prepared.run and not p.request.forward_only for p in group) > 1:
-                    alone.append(prepared)  # which of them it was shows when each has a pass of its own
-                    continue
-                results[prepared.index] = RuntimeFault(
-                    f"the gradient is not finite (loss {tallies[prepared.index].loss}); nothing was accumulated. "
-                    "Check logprobs and advantages for extreme values, or lower the learning rate",
-                    "user",
-                )
-                continue
             results[prepared.index] = tallies[prepared.index].result()
+        for prepared in guilty:
+            results[prepared.index] = RuntimeFault(
+                f"the gradient is not finite (loss {tallies[prepared.index].loss}); nothing was accumulated. "
+                "Check logprobs and advantages for extreme values, or lower the learning rate",
+                "user",
+            )
         for run_id, flat in staged.items():
             if run_id not in broken:
                 self.runs[run_id].add_gradients(flat)
         del staged
-        for prepared in alone:
+        for prepared in suspects:
             yield from self._guarded([prepared], results)
 
     def optim_step(self, run_id: str, params: OptimParams) -> dict[str, float]:

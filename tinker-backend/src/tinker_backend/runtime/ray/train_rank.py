@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 import logging
 import os
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from tinker_backend.runtime.architecture import read_architecture
 from tinker_backend.runtime.attention import PackLayout, packed_attention
 from tinker_backend.runtime.base_model import BaseModel
-from tinker_backend.runtime.datum_pack import MicroBatch, PreparedRequest, micro_batches, prepare
+from tinker_backend.runtime.datum_pack import MicroBatch, PreparedRequest, by_blame, micro_batches, prepare
 from tinker_backend.runtime.decoder import Decoder
 from tinker_backend.runtime.head import Head
 from tinker_backend.runtime.lora import AdapterLayout
@@ -264,22 +263,16 @@ class TrainRank:
             return _fault(failure)
         broken = self._keep(run, staged, earlier, trained)
         places = {share.prepared.index: share.places for share in shares}
-        training = Counter(p.request.run_id for p in group if not p.request.forward_only)
-        alone: list[PreparedRequest] = []
+        guilty, suspects = by_blame(group, broken)
         for prepared in group:
-            index, run_id = prepared.index, prepared.request.run_id
-            results[index] = Partial(places.get(index, []), tallies[index])
-            if run_id not in broken or prepared.request.forward_only:
-                continue
-            if training[run_id] > 1:
-                alone.append(prepared)  # which of them it was shows when each has a pass of its own
-                continue
-            results[index] = RuntimeFault(
+            results[prepared.index] = Partial(places.get(prepared.index, []), tallies[prepared.index])
+        for prepared in guilty:
+            results[prepared.index] = RuntimeFault(
                 "the gradient is not finite; nothing was accumulated. "
                 "Check logprobs and advantages for extreme values, or lower the learning rate",
                 "user",
             )
-        for prepared in alone:
+        for prepared in suspects:
             self._guarded([prepared], results)
         return None
 
