@@ -12,14 +12,12 @@ from pathlib import Path
 
 from . import gpus
 from .config import EngineConfig, RuntimeConfig
-from .engine_rules import is_cluster
+from .engine_rules import Finding, is_cluster
 from .model_rules import model_findings
 from .runtime.ray.dry_run import dry_run, version_findings
 from .runtime.ray.placement import placement_problems, port_problems
 from .scaling.plan import memory_findings
 
-Finding = tuple[bool, str]
-"""Whether it is well, and a sentence."""
 _WANTED_BYTES = 2 * 1024**3
 _PROBE_SECONDS = 60
 _PROBE = "import importlib.util as u, json, sys; print(json.dumps([n for n in sys.argv[1:] if not u.find_spec(n)]))"

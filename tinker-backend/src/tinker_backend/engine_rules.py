@@ -9,6 +9,9 @@ import difflib
 from pathlib import Path
 from typing import Any, Protocol
 
+Finding = tuple[bool, str]
+"""What a look at a configuration finds: whether it is well, and a sentence."""
+
 
 class Strategy(Protocol):
     """``strategy_args``."""

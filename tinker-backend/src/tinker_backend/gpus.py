@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .config import EngineConfig
-from .engine_rules import has_trainer, options, roles, strategy
+from .engine_rules import Finding, has_trainer, options, roles, strategy
 
 _PROBE_SECONDS = 30
 _COLUMNS = "index,uuid,name,memory.total,compute_cap"
@@ -65,7 +65,7 @@ def _visible(found: list[Gpu], variable: str | None) -> list[Gpu]:
     return chosen
 
 
-def findings(config: EngineConfig, gpus: list[Gpu] | None) -> Iterator[tuple[bool, str]]:
+def findings(config: EngineConfig, gpus: list[Gpu] | None) -> Iterator[Finding]:
     """Whether this machine has the GPUs of one node of the configuration."""
     wanted, key = _wanted(config)
     if config.device == "cpu" or not wanted:
@@ -111,7 +111,7 @@ def _wanted(config: EngineConfig) -> tuple[int, str]:
     return 1 + highest[name], f"{name}.device_mapping"
 
 
-def _capabilities(config: EngineConfig, gpus: list[Gpu]) -> Iterator[tuple[bool, str]]:
+def _capabilities(config: EngineConfig, gpus: list[Gpu]) -> Iterator[Finding]:
     known = [(gpu.capability, gpu.name) for gpu in gpus if gpu.capability is not None]
     if not known:
         return

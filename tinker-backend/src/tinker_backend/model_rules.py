@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from .config import EngineConfig
-from .engine_rules import strategy
+from .engine_rules import Finding, strategy
 from .models import smollm2
 from .models.location import cache_folder
 from .runtime.architecture import UnsupportedModel, read_architecture
 from .scaling.model_shape import ModelShape
 from .scaling.plan import shape_of
-
-Finding = tuple[bool, str]
-"""Whether it is well, and a sentence."""
 
 
 def model_findings(config: EngineConfig) -> list[Finding]:
@@ -63,13 +60,10 @@ def _divided(config: EngineConfig, shape: ModelShape) -> list[Finding]:
     given = config.actor_infer.strategy_args.strategy_config
     width = given.get("tensor_parallel_size", config.actor_infer.num_gpus_per_worker)
     depth = given.get("pipeline_parallel_size", 1)
-    shared = shape.kv_heads % width and width % shape.kv_heads
-    if shape.heads % width or shared:
-        possible = [
-            n
-            for n in range(1, shape.heads + 1)
-            if shape.heads % n == 0 and not (shape.kv_heads % n and n % shape.kv_heads)
-        ]
+    possible = [
+        n for n in range(1, shape.heads + 1) if shape.heads % n == 0 and not (shape.kv_heads % n and n % shape.kv_heads)
+    ]
+    if width not in possible:
         return [
             (
                 False,

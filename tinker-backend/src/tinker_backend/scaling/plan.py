@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tinker_backend.config import EngineConfig
-from tinker_backend.engine_rules import has_trainer, options, shared_devices, strategy, vllm_lora_rank
+from tinker_backend.engine_rules import Finding, has_trainer, options, shared_devices, strategy, vllm_lora_rank
 from tinker_backend.scaling.estimate import (
     DEFAULT_UTILIZATION,
     FITS,
@@ -20,8 +20,6 @@ from tinker_backend.scaling.estimate import (
 )
 from tinker_backend.scaling.model_shape import ModelShape, known_shape, read_shape
 
-Finding = tuple[bool, str]
-"""Whether it is well, and a sentence."""
 DEFAULT_PACK_TOKENS = 16384
 _MOST_GPUS = 4096
 

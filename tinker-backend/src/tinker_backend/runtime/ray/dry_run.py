@@ -6,12 +6,10 @@ import json
 import subprocess
 
 from tinker_backend.config import EngineConfig
-from tinker_backend.engine_rules import is_cluster
+from tinker_backend.engine_rules import Finding, is_cluster
 from tinker_backend.runtime.ray.placement import place, placement_problems
 from tinker_backend.runtime.ray.versions import problems
 
-Finding = tuple[bool, str]
-"""Whether it is well, and a sentence."""
 _VERSIONS_SECONDS = 60
 
 
